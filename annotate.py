@@ -14,7 +14,6 @@ sentences, and the same command asks for what is not there yet.
 import contextlib
 import hashlib
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from tqdm import tqdm
 
 import a11y
 import data
+import distributed
 import inference
 import lm
-from config import UserError
 from data import Action
 
 PROMPT = """A user acted on a web page. You see the page before, the action, and what changed. Write one or \
@@ -96,7 +95,4 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
 
 
 if __name__ == "__main__":
-    try:
-        print(dict(tyro.cli(annotate)))
-    except UserError as error:
-        sys.exit(f"annotate.py: {error}")
+    distributed.command(lambda: tyro.cli(annotate))

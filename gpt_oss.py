@@ -53,8 +53,9 @@ Reasoning: low
 
 # Valid channels: analysis, commentary, final. Channel must be included for every message."""
 ROLES = {"system": "developer", "user": "user"}  # what others call the system message is the developer's here
-ANSWER = [("<|channel|>", "analysis"), ("<|message|>", None), ("<|end|>", ""), ("<|start|>", "assistant"),
-          ("<|channel|>", "final"), ("<|message|>", None), ("<|return|>", "")]  # None: what the model says
+# An answer: what stands before the rationale, between it and the text, and at the end.
+ANSWER = ("<|channel|>analysis<|message|>",
+          "<|end|><|start|>assistant<|channel|>final<|message|>", "<|return|>")
 
 
 class Harmony(lm.Template):
@@ -72,30 +73,24 @@ class Harmony(lm.Template):
     def completion_ids(self, text: str, rationale: str = "") -> list[int]:
         """Token ids of an answer, `<|return|>` included: it ends the turn and is learned like any other
         token. Both texts are disarmed."""
-        said, answer = iter((rationale, text)), ""
-        for token, words in ANSWER:
-            answer += token + (lm.disarm(self.tokenizer, next(said)) if words is None else words)
+        begin, between, end = ANSWER
+        rationale, text = (lm.disarm(self.tokenizer, words) for words in (rationale, text))
+        answer = begin + rationale + between + text + end
         return self.tokenizer(answer, add_special_tokens=False).input_ids
 
     def read(self, sample: lm.Sample) -> str:
         """The text, its rationale in the line before; the inverse of completion_ids. Raises ValueError on
         anything else: another channel, a tool call, a part missing, tokens after the end, no end."""
-        names = {index: token for token, index in self.tokenizer.get_added_vocab().items()}
-        parts: list[tuple[str, list[int]]] = [("", [])]  # each special token, and the ids that follow it
-        for index in sample.ids:
-            if index in names:
-                parts.append((names[index], []))
-            else:
-                parts[-1][1].append(index)
-        said = [(token, str(self.tokenizer.decode(part, clean_up_tokenization_spaces=False)))
-                for token, part in parts]
-        expected = [(token, words) if text is not None else (token, None)
-                    for (token, words), (_, text) in zip(said, [("", ""), *ANSWER])]
-        if len(said) != 1 + len(ANSWER) or expected != [("", ""), *ANSWER]:
-            shape = "".join(token + (text if len(text) < 20 else "...") for token, text in said)
-            raise ValueError(f"not a harmony answer: {shape[:200]!r} instead of analysis, final, <|return|>")
-        rationale, final = said[2][1], said[6][1]
-        return f"{data.one_line(rationale)}\n{final}"  # a second line of reasoning is no part of the text
+        added = set(self.tokenizer.get_added_vocab().values())
+        marks = [place for place, index in enumerate(sample.ids) if index in added]
+        text = lambda ids: str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+        ids = sample.ids
+        if len(marks) == 7:  # ANSWER's
+            _, begin, end, _, _, final, last = marks
+            if (text(ids[:begin + 1]), text(ids[end:final + 1]), text(ids[last:])) == ANSWER:
+                # A second line of reasoning is no part of the text.
+                return f"{data.one_line(text(ids[begin + 1:end]))}\n{text(ids[final + 1:last])}"
+        raise ValueError(f"not a harmony answer: {text(ids)[:200]!r} instead of analysis, final, <|return|>")
 
 
 def template(tokenizer: PreTrainedTokenizerBase) -> lm.Template:
@@ -195,7 +190,10 @@ def load(folder: str | Path, context: int, rank: int = 8, alpha: int = 16,
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             assert parameter.dtype == torch.float32, "an update at lr 2e-4 is lost in bf16"
-            fresh = _fresh(name, parameter.shape).to(home)
+            # B is 0, A uniform in +-1/sqrt(in), as peft has them; whole, and the same on every rank.
+            bound = 0.0 if ".lora_B." in name else parameter.shape[1] ** -0.5
+            generator = torch.Generator().manual_seed(lm.mix(name))
+            fresh = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator).to(home)
             if isinstance(parameter, DTensor):
                 fresh = distribute_tensor(fresh, parameter.device_mesh, parameter.placements,
                                           src_data_rank=None)
@@ -211,37 +209,23 @@ def lora_config(rank: int, alpha: int) -> peft.LoraConfig:
                            lora_dropout=0.0, bias="none")
 
 
-def _fresh(name: str, shape: torch.Size) -> torch.Tensor:
-    """A new adapter matrix, whole, and the same on every rank: B is 0, A uniform in +-1/sqrt(in), as peft
-    draws it."""
-    if ".lora_B." in name:
-        return torch.zeros(shape)
-    generator = torch.Generator().manual_seed(lm.mix(name))
-    return (2 * torch.rand(shape, generator=generator) - 1) / shape[1] ** 0.5
-
-
 # ---- the adapter, and its merge ----------------------------------------------------------------------------
 
 
 def save(model: PreTrainedModel, base: str | Path, out: str | Path, rank: int, alpha: int) -> None:
     """Write out.adapter, a folder that peft and vLLM read, and `out`: `base` with the adapter merged. All
-    ranks call it; rank 0 writes. Raises UserError when the disk is full, on all ranks."""
+    ranks call it; rank 0 writes. Raises UserError where the disk is full."""
     state = {}  # the trained matrices, whole, under the names that peft gives them on disk
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             value = distributed.gathered(parameter.detach())
             state["base_model.model." + name.replace(".default.", ".")] = value.float().cpu()
-    failed = ""
     if distributed.rank() == 0:
-        try:
-            with lm.writing(f"{out}.adapter") as temporary:
-                save_file(state, temporary / "adapter_model.safetensors", {"format": "pt"})
-                lora_config(rank, alpha).save_pretrained(str(temporary))
-            merge(base, state, alpha / rank, out)
-        except UserError as error:  # the other ranks must not wait
-            failed = str(error)
-    if message := distributed.gather(failed)[0]:
-        raise UserError(message)
+        with lm.writing(f"{out}.adapter") as temporary:
+            save_file(state, temporary / "adapter_model.safetensors", {"format": "pt"})
+            lora_config(rank, alpha).save_pretrained(str(temporary))
+        merge(base, state, alpha / rank, out)
+    distributed.barrier()
 
 
 def merge(folder: str | Path, state: dict[str, torch.Tensor], scaling: float, out: str | Path) -> None:
@@ -249,8 +233,8 @@ def merge(folder: str | Path, state: dict[str, torch.Tensor], scaling: float, ou
     A and B by peft's names. `scaling`: alpha / r.
 
     File by file: memory holds one of them, and all other tensors (MXFP4 experts) and files (tokenizer,
-    config with its quantization) stay as they are. Raises UserError for an adapter that is of another model
-    or has diverged, and for a full disk.
+    config with its quantization) stay as they are. Raises UserError for an adapter of another model, and for
+    a full disk.
     """
     halves = {half.removeprefix("base_model.model.").replace(".lora_A.", "."): half
               for half in state if ".lora_A." in half}
@@ -267,8 +251,6 @@ def merge(folder: str | Path, state: dict[str, torch.Tensor], scaling: float, ou
             for name in names:
                 half = halves.pop(name)
                 delta = scaling * (state[half.replace(".lora_A.", ".lora_B.")] @ state[half])  # Eq. 3
-                if tensors[name].shape != delta.shape or not delta.isfinite().all():
-                    raise UserError(f"{name}: the adapter is of another model than {folder}, or has diverged")
                 tensors[name] = (tensors[name].float() + delta).to(tensors[name].dtype)
             save_file(tensors, temporary / file.name, metadata)
         if halves:

@@ -19,21 +19,16 @@ import functools
 import itertools
 import json
 import math
-import multiprocessing
-import os
 import random
 import shutil
 import sys
-import time
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -49,12 +44,13 @@ import world_model
 from config import SFT, UserError
 from data import Trajectory
 
-Item = list[lm.Pair]  # pairs that stay in one microbatch: one, or a judge's of one ending (judge.examples)
+# Pairs of token ids that stay in one microbatch: one, or a judge's of one ending (judge.examples).
+Item = Sequence[tuple[Sequence[int], Sequence[int]]]
 # (logp (N,) of a microbatch's target tokens, the row (N,) of each, the index of each row's item) -> (0-d):
 # what is minimised, summed over these tokens.
 Loss = Callable[[torch.Tensor, torch.Tensor, Sequence[int]], torch.Tensor]
 
-# ---- what is learned from: tokenised once, by all cores ----------------------------------------------------
+# ---- what is learned from ----------------------------------------------------------------------------------
 
 def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for t in trajectories if t.reward == 1 and t.terminated]
@@ -66,7 +62,7 @@ def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     return [t for t in trajectories if next(number[t.task]) < (count or math.inf)]
 
 
-def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[list[Item], Counter]:
+def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[list[list[lm.Pair]], Counter]:
     """The items of `rows` of config.recorded (None: of all that is learned from), and what became of them."""
     words, counts = _words(config.base, config.system_prompt), Counter[str]()
     if config.system_prompt:
@@ -94,7 +90,7 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
 # Once a process, and not once a chunk. Each system prompt has a tokenizer, into which items_of writes it.
 _rationales = functools.cache(annotate.read)
 _words = functools.cache(lambda base, system_prompt: lm.load_tokenizer(base))
-CHUNK = 100  # rows that are handed out together: some seconds of work
+CHUNK = 100  # rows that a rank takes at once: some seconds of work
 
 
 def chunks(file: str) -> Iterator[list]:
@@ -108,41 +104,22 @@ def chunks(file: str) -> Iterator[list]:
     yield rows
 
 
-def tokenised(what: str, config: SFT, folder: Path) -> tuple[list[Item], Counter]:
-    """The items of a fine-tuning, from `folder`, or made there: by one rank of each machine, on all cores
-    where the file is long. All ranks call it. Token ids stay on disk until they are read (memory maps): the
-    ranks of a machine share them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [file for file in (config.recorded, config.played, config.rationales) if os.path.exists(file)]
-    made_of = json.dumps([what, asdict(config), [os.stat(file).st_mtime_ns for file in files]])
-    made = folder / "items.made_of"
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0 and not (made.exists() and made.read_text() == made_of):
-        made.unlink(missing_ok=True)
-        # An episode's other goals are those of all episodes.
-        whole = what == "reward_model" or config.per_task or config.played
-        if whole or len(list(itertools.islice(chunks(config.recorded), 2))) == 1:
-            items, counts = items_of(what, config)
-        else:  # spawn: a fork of a process with threads may hang
-            work = partial(items_of, what, config)
-            with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-                done = list(tqdm(pool.map(work, chunks(config.recorded)), desc="tokenising", unit="chunk"))
-            items = [item for part, _ in done for item in part]
-            counts = sum((counted for _, counted in done), Counter[str]())
-        sizes = [(k, len(prompt), len(ids)) for k, item in enumerate(items) for prompt, ids in item]
-        np.save(folder / "sizes.npy", np.array(sizes, np.int64).reshape(-1, 3))
-        tokens = itertools.chain.from_iterable(ids for item in items for pair in item for ids in pair)
-        np.save(folder / "tokens.npy", np.fromiter(tokens, np.int32))
-        (folder / "counts.json").write_text(json.dumps(counts))
-        made.write_text(made_of)  # last: what a kill left half made is made again
-    distributed.barrier()
-    counts, found = Counter(json.loads((folder / "counts.json").read_text())), defaultdict[int, Item](list)
-    tokens, end = np.load(folder / "tokens.npy", mmap_mode="r"), 0
-    for item, prompt, ids in np.load(folder / "sizes.npy").tolist():
-        middle, end = end + prompt, end + prompt + ids
-        found[item].append((tokens[middle - prompt : middle], tokens[middle:end]))
-    if not found:
+def tokenised(what: str, config: SFT) -> tuple[list[Item], Counter]:
+    """The items of a fine-tuning, and what became of all else. The ranks share the work, and then all of them
+    hold all of it: as arrays, a ninth of what lists take."""
+    # An episode's other goals are those of all episodes.
+    whole = what == "reward_model" or config.per_task or config.played
+    mine = itertools.islice(chunks(config.recorded), distributed.rank(), None, distributed.world_size())
+    done = list[tuple[list[Item], Counter]]()
+    for rows in [None] if whole else tqdm(mine, desc="tokenising", disable=distributed.rank() != 0):
+        found, counts = items_of(what, config, rows)
+        done.append(([[(array("i", prompt), array("i", ids)) for prompt, ids in item]
+                      for item in found], counts))
+    done = done if whole else distributed.collect(done)
+    items, counts = [item for part, _ in done for item in part], sum((of for _, of in done), Counter[str]())
+    if not items:
         raise UserError(f"{config.recorded} {config.played}: there is nothing to learn from ({dict(counts)})")
-    return [*found.values()], counts
+    return items, counts
 
 
 # ---- the steps ---------------------------------------------------------------------------------------------
@@ -173,31 +150,21 @@ def schedule(lengths: Sequence[int], config: SFT) -> list[list[list[int]]]:
     return schedule
 
 
-def likelihood(logp: torch.Tensor, row: torch.Tensor, which: Sequence[int]) -> torch.Tensor:
-    """-log p, the Loss of ordinary fine-tuning."""
-    return -logp.sum()
-
-
 def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path = "",
-        loss: Loss = likelihood) -> dict:
-    """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, idle, loss}.
+        loss: Loss = lambda logp, row, which: -logp.sum()) -> dict:
+    """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss}.
     `checkpoint`: a folder to resume from. All ranks give the same items, and share a step's microbatches.
-    Raises UserError when there are fewer of these than ranks.
 
     Where a step has several microbatches, its gradient is weighed by its tokens: as these cost alike, a step
     may be of short sequences alone, whose tokens would count double (NOTES 10.9).
     """
-    ranks = distributed.world_size()
-    if config.microbatches < ranks:
-        raise UserError(f"--microbatches {config.microbatches}: of {ranks} ranks some would always idle")
     lengths = [sum(len(prompt) + len(ids) for prompt, ids in item) for item in items]
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
     average = sum(map(sum, costs)) / len(steps)
     optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    # Token ids are lists, or arrays of tokenised().
-    plain = lambda item: [(np.asarray(prompt).tolist(), np.asarray(ids).tolist()) for prompt, ids in item]
+    plain = lambda item: [(list(prompt), list(ids)) for prompt, ids in item]  # of tokenised()'s arrays
     run = {"sft": asdict(config), "items": lm.mix(lengths, plain(items[0]), plain(items[-1])),
            "matrix products": str(model.compute), "base": model.net.config.name_or_path}
     begin = distributed.load_checkpoint(checkpoint, model.net, optimizer, run) if checkpoint else 0
@@ -212,7 +179,7 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
         learned = [[pair for i in batch for pair in plain(items[i])] for batch in step]
         # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
         targets, mine = sum(len(completion) for batch in learned for _, completion in batch), 0.0
-        for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
+        for index, own in distributed.assign(costs[n], distributed.world_size())[distributed.rank()]:
             which = [i for i in step[index] for _ in items[i]]
             logp, row = lm.token_logps(model, learned[index])  # (N,), (N,)
             part = own * loss(logp, row, which) / targets
@@ -228,8 +195,7 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
         if checkpoint and (n + 1) % config.checkpoint_every == 0 and n + 1 < len(steps):
             distributed.save_checkpoint(checkpoint, n + 1, model.net, optimizer, run, keep=1)
     model.net.eval()
-    return {"steps": len(steps), "tokens": sum(map(sum, costs)),
-            "idle": round(distributed.idle(costs, ranks), 3), "loss": round(smooth, 4)}
+    return {"steps": len(steps), "tokens": sum(map(sum, costs)), "loss": round(smooth, 4)}
 
 
 # ---- the command -------------------------------------------------------------------------------------------
@@ -237,18 +203,16 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
 def learn(what: str, config: SFT) -> dict:
     """Fine-tune config.base and write config.out, with training.json (which is returned): what was learned
     from. All ranks call it."""
-    folder, began = Path(f"{Path(config.out)}.sft"), time.monotonic()
-    lora = config.lora_rank, config.lora_alpha
+    folder, lora = Path(f"{Path(config.out)}.sft"), (config.lora_rank, config.lora_alpha)
     base = lm.check_folder(config.base)
-    items, counts = tokenised(what, config, folder)  # before the model is loaded: it takes all cores
+    items, counts = tokenised(what, config)
     if config.lora_rank:
         model = gpt_oss.load(base, config.context, *lora, offload=config.offload)
     else:
         model = lm.load(base, config.context, sharded=distributed.grouped(), offload=config.offload)
     if config.system_prompt:
         model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
-    report = fit(model, items, config, folder / "checkpoint")
-    report |= {"seconds": round(time.monotonic() - began), **counts}
+    report = fit(model, items, config, folder) | counts
     if config.lora_rank:
         gpt_oss.save(model.net, base, config.out, *lora)
     else:
@@ -257,8 +221,7 @@ def learn(what: str, config: SFT) -> dict:
         if config.lora_rank and config.system_prompt:  # the merge copied the base's tokenizer
             model.tokenizer.save_pretrained(config.out)
         Path(config.out, "training.json").write_text(json.dumps(report, indent=1))
-        (folder / "items.made_of").unlink()  # first: what a kill leaves is not taken for whole
-        shutil.rmtree(folder)  # the model is written: its checkpoints can go
+        shutil.rmtree(folder, ignore_errors=True)  # the model is written: its checkpoints can go
     return report
 
 

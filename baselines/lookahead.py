@@ -6,8 +6,8 @@ learned.
     python evaluate.py --table sft.jsonl ahead.jsonl        # beside the same agent's tries without it
 
     at each turn:   a_1 .. a_k from the agent, those that differ;  one of them: it is done
-                    y_j = a_j and what follows it in H steps of the world model, the agent acting greedily
-                    score(a_j) = 1/n sum over n sampled reasons of p(YES | goal, y_j)
+                    o_j = the page that the world model says follows a_j
+                    score(a_j) = 1/n sum over n sampled reasons of p(YES | goal, a_j, o_j)
                     do argmax_j score(a_j); the first where several are best
 
 Where we differ from the papers and from released code, and why
@@ -17,8 +17,9 @@ Where we differ from the papers and from released code, and why
   track": of a dream that is not over they say whether the goal is reached by now.
 - The first candidate is the agent's greedy action, so that ties leave the agent as it is.
 - WebDreamer asks a model to strike out candidates before they are dreamed; here those that are equal are.
-- WebDreamer dreams several rollouts of a candidate; here one, and its n judgements are averaged.
-- A dream that nobody could imagine or judge scores 0.
+- WebDreamer dreams several rollouts of a candidate; here one, and its n judgements are averaged. It is of one
+  step: both papers find that best.
+- A page that nobody could imagine or judge scores 0.
 """
 
 import asyncio
@@ -34,16 +35,15 @@ import data
 import distributed
 import evaluate
 import lm
-from data import ActionError, Start
+from data import Action, ActionError, Start
 from dream import DreamEnv, Models
-from judge import Judge, Verdict, ending
-from policy import Invalid, Rollout, parse_turn, rollout
+from judge import Judge, Verdict
+from policy import Invalid, parse_turn
 
 
 @dataclass(frozen=True)
 class LookAhead(audit.Audit, evaluate.Evaluate):
-    """evaluate.py's settings, world model and judge, and how far the agent looks ahead."""
-    ahead: int = 1  # H: steps of the world model behind each candidate (papers: 1 is best)
+    """evaluate.py's settings, world model and judge, and how the agent looks ahead."""
     candidates: int = 3  # k: actions asked for, the greedy one included (WebDreamer: 3 at most are dreamed)
     reasons: int = 5  # n: sampled reasons a candidate (papers: 20 answers)
 
@@ -69,49 +69,42 @@ class Ahead:
 
     async def generate(self, prompt, max_new_tokens: int, temperature: float, seed: int) -> lm.Sample:
         """The agent's own answer, or another candidate whose dream the judge likes better."""
-        ask, different = self.models.agent.generate, dict[str, lm.Sample]()
-        for sample in await asyncio.gather(ask(prompt, max_new_tokens, temperature, seed), *(
-                ask(prompt, max_new_tokens, 1.0, lm.mix(seed, j)) for j in range(1, self.config.candidates))):
-            different.setdefault("", sample)
+        ask, found = self.models.agent.generate, dict[Action, lm.Sample]()
+        samples = await asyncio.gather(ask(prompt, max_new_tokens, temperature, seed), *(
+            ask(prompt, max_new_tokens, 1.0, lm.mix(seed, j)) for j in range(1, self.config.candidates)))
+        for sample in samples:
             with contextlib.suppress(ActionError):
-                different.setdefault(str(parse_turn(sample)[1]), sample)
-        own, *found = different.values()
+                found.setdefault(parse_turn(sample)[1], sample)
         if len(found) < 2:
-            return found[0] if found else own
-        scores = await asyncio.gather(*(self.score(sample, max_new_tokens, lm.mix(seed, "ahead", j))
-                                        for j, sample in enumerate(found)))
-        return found[scores.index(max(scores))]  # the first of the best
+            return next(iter(found.values()), samples[0])
+        scores = await asyncio.gather(*(self.score(action, lm.mix(seed, "ahead", j))
+                                        for j, action in enumerate(found)))
+        return found[[*found][scores.index(max(scores))]]  # the first of the best
 
-    async def score(self, first: lm.Sample, max_new_tokens: int, seed: int) -> float:
-        """The mean p(YES) of a dream of config.ahead steps, of which the first is given."""
-        answers = iter([first])
-
-        async def generate(*asked) -> lm.Sample:
-            return next(answers, None) or await self.models.agent.generate(*asked)
-
-        agent = SimpleNamespace(template=self.models.agent.template, context=self.context, generate=generate)
+    async def score(self, action: Action, seed: int) -> float:
+        """The mean p(YES) of what the world model says follows."""
         env = DreamEnv(self.models.world_model, self, seed)
-        dreamed = await rollout(env, agent, self.now, self.config.ahead, max_new_tokens, 0.0, seed)
-        if dreamed.discarded or not dreamed.steps:
-            return 0.0
         n = self.config.reasons if self.config.judge_tokens else 1
-        chances = (self.chance(dreamed, lm.mix(seed, "reason", i)) for i in range(n))
-        return sum(await asyncio.gather(*chances)) / n
+        with contextlib.suppress(Invalid):
+            await env.reset(self.now)
+            obs, *_ = await env.step(action)
+            done = (*self.did, *env.done[len(self.now.previous):])  # nothing, where the page refuses it
+            return sum(await asyncio.gather(*(self.chance(done, obs.page, lm.mix(seed, "reason", i))
+                                              for i in range(n)))) / n
+        return 0.0
 
-    async def chance(self, dreamed: Rollout, seed: int) -> float:
+    async def chance(self, done: tuple[str, ...], page: str, seed: int) -> float:
         """p(YES) behind reasons that the judge samples at temperature 1; 0 where it comes to no verdict."""
         judge = self.models.judge.sampler
         warm = SimpleNamespace(template=judge.template, context=judge.context, margin=judge.margin,
                                generate=lambda prompt, tokens, *_: judge.generate(prompt, tokens, 1.0, seed))
         with contextlib.suppress(Invalid):
-            done, *pages = ending(dreamed)
-            done = (*self.did, *done[len(self.now.previous):])
-            said = Judge(warm, self.config.judge_tokens).verdict(dreamed.start.goal, done, *pages)
+            said = Judge(warm, self.config.judge_tokens).verdict(self.now.goal, done, self.now.page, page)
             return 1 / (1 + math.exp(-(await said).margin))
         return 0.0
 
     async def verdict(self, *_) -> Verdict:
-        """Dreams are judged above, those that are not over too: a dream itself has no other judge."""
+        """What is not over is judged as well, in chance(): a dream itself has no other judge."""
         return Verdict(False, 0.0)
 
 

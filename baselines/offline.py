@@ -30,12 +30,10 @@ Where we differ from the papers and from released code, and why
 - A step that the browser refused is a state, whose value is learned, but is never cloned.
 """
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 import tyro
@@ -65,7 +63,6 @@ class Offline(SFT):
     horizon: int = 14  # H_max of DigiRL's second filter: steps of the longest trajectory
 
     def __post_init__(self):
-        super().__post_init__()
         if not (0 <= self.decay <= 1 and 0 < self.share <= 1 and min(self.beta, self.horizon) > 0):
             raise UserError("give --decay and --share from 0 to 1, --share, --beta and --horizon above 0")
 
@@ -148,7 +145,6 @@ def learn(config: Offline) -> dict:
     report |= {"steps cloned": len(rows)} | sft.fit(model, items, config, f"{config.out}.sft", loss)
     lm.save(model, config.out)
     if distributed.rank() == 0:  # the model is written: its checkpoints can go
-        Path(config.out, "training.json").write_text(json.dumps(report, indent=1))
         shutil.rmtree(f"{config.out}.sft", ignore_errors=True)
         shutil.rmtree(f"{config.out}.value", ignore_errors=True)
     return report

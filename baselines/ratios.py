@@ -46,55 +46,43 @@ import gspo
 import train
 from config import TRAIN, Train, chosen
 
-Coefficients = tuple[Tensor, dict[str, float]]
+Factors = tuple[Tensor, dict[str, float]]  # of every token's d logp (N,); metrics
 
-# ---- train.Loss: arguments, metrics and errors as gspo.gspo_coefficients -----------------------------------
+# ---- train.Loss: arguments and metrics as gspo.gspo_coefficients; eps: eps_low, eps_high -------------------
 
-def grpo(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
-         eps_high: float) -> Coefficients:
-    """w_it A_i [not clipped] / |y_i|.
-
-    >>> logp, old_logp = torch.tensor([.1, .5, -.1]), torch.zeros(3)
-    >>> coefficients, metrics = grpo(logp, old_logp, torch.tensor([0, 0, 1]), torch.tensor([1., -1.]), .2, .2)
-    >>> coefficients  # e^.1 / 2; e^.5 is clipped; -e^-.1
-    tensor([ 0.5526,  0.0000, -0.9048])
-    """
-    factor, metrics = by_token(logp, old_logp, rollout, advantages, eps_low, eps_high)
+def grpo(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, *eps: float) -> Factors:
+    """w_it A_i [not clipped] / |y_i|."""
+    factor, metrics = by_token(logp, old_logp, rollout, advantages, *eps)
     _, lengths = gspo.mean_log_ratio(logp, old_logp, rollout, len(advantages))  # (B,)
     return factor / lengths[rollout], metrics  # (N,)  GRPO's Eq. 3
 
 
-def dapo(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
-         eps_high: float) -> Coefficients:
+def dapo(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, *eps: float) -> Factors:
     """w_it A_i [not clipped] B / N: every token of the minibatch weighs the same, a long rollout more."""
-    factor, metrics = by_token(logp, old_logp, rollout, advantages, eps_low, eps_high)
+    factor, metrics = by_token(logp, old_logp, rollout, advantages, *eps)
     return factor * len(advantages) / max(1, len(factor)), metrics  # (N,)  DAPO's Eq. 8
 
 
-def reinforce(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
-              eps_high: float) -> Coefficients:
+def reinforce(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, *eps: float) -> Factors:
     """A_i: neither a ratio nor a clip. The metrics say how far the policy moved, as for GRPO."""
-    _, metrics = by_token(logp, old_logp, rollout, advantages, eps_low, eps_high)
+    _, metrics = by_token(logp, old_logp, rollout, advantages, *eps)
     return advantages[rollout], metrics | {"clip_frac": 0.0}  # (N,)
 
 
-def gspo_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
-               eps_high: float) -> Coefficients:
+def gspo_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, *eps: float) -> Factors:
     """s_i A_it [not clipped] / |y_i|, where all A_it are the rollout's advantage."""
-    _, metrics = gspo.gspo_coefficients(logp, old_logp, rollout, advantages, eps_low, eps_high)
+    _, metrics = gspo.gspo_coefficients(logp, old_logp, rollout, advantages, *eps)
     log_ratio, lengths = gspo.mean_log_ratio(logp, old_logp, rollout, len(advantages))  # (B,), (B,)
     # Eq. 14: the value of s_it is s_i, and so is its gradient's factor: d s_it = s_i d logp_it.
     s = log_ratio[rollout]  # (N,)
-    factor, _ = by_token(s, torch.zeros_like(s), rollout, advantages, eps_low, eps_high)
+    factor, _ = by_token(s, torch.zeros_like(s), rollout, advantages, *eps)
     return factor / lengths[rollout], metrics  # (N,)  GSPO's Eq. 13
 
 
-def by_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, eps_low: float,
-             eps_high: float) -> Coefficients:
+def by_token(logp: Tensor, old_logp: Tensor, rollout: Tensor, advantages: Tensor, *eps: float) -> Factors:
     """w_it A_i [not clipped] (N,), and metrics: gspo's, where each token is a rollout of its own."""
-    gspo.gspo_coefficients(logp, old_logp, rollout, advantages, eps_low, eps_high)  # for its checks
     token = torch.arange(len(logp), device=logp.device)  # (N,)
-    return gspo.gspo_coefficients(logp, old_logp, token, advantages[rollout], eps_low, eps_high)
+    return gspo.gspo_coefficients(logp, old_logp, token, advantages[rollout], *eps)
 
 
 # ---- the command -------------------------------------------------------------------------------------------
@@ -108,9 +96,9 @@ class Ratio(Train):
 
 LOSSES = {"grpo": grpo, "reinforce": reinforce, "dapo": dapo, "gspo-token": gspo_token}
 # GRPO has PPO's .2, DAPO its paper's section 4.1, GSPO-token those of train.py.
-EPS = {"grpo": (0.2, 0.2), "reinforce": (0.2, 0.2), "dapo": (0.2, 0.28)}
-PRESETS = {name: Ratio(**vars(TRAIN["laptop"]) | dict(ratio=name, out=f"runs/laptop/{name}")
-                       | dict(zip(("eps_low", "eps_high"), EPS.get(name, ())))) for name in LOSSES}
+EPS = {"grpo": (0.2, 0.2), "reinforce": (0.2, 0.2), "dapo": (0.2, 0.28), "gspo-token": (0.03, 0.04)}
+PRESETS = {name: Ratio(**vars(TRAIN["laptop"]) | dict(ratio=name, out=f"runs/laptop/{name}", eps_low=low,
+                                                      eps_high=high)) for name, (low, high) in EPS.items()}
 
 
 if __name__ == "__main__":

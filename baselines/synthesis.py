@@ -64,7 +64,8 @@ def successes(rollouts: Sequence[Rollout]) -> list[tuple[str, lm.Pair]]:
 
 def synthesise(config: Synthesis) -> dict:
     """All rounds, or those that a killed run left. Writes config.out; returns what it learned."""
-    files, run = Path(f"{config.out}.run"), train.identity(config)
+    files = Path(f"{config.out}.run")
+    run = train.identity(config) | {"updates": config.updates}  # the rounds share them
     files.mkdir(parents=True, exist_ok=True)
     starts = dream.starts(config)
     _, models = train.load_models(config, files)

@@ -22,10 +22,9 @@
     them feasible. Made after the update                  tasks, all feasible. Made before the actor's update
 
 The released code (THUDM/WebRL fa8439e, without a licence: only read) does otherwise than its paper:
-- The actor (webrl/algorithms/webrl/trainer.py:165-191) learns from good steps alone. With x the mean token
-  log-ratio, d/dx = -clip(1 - beta x, 0, 1). beta is 5 where pi_ref's mean token probability (geometric) is
-  >= .8, else 1. Good: V(s') - V(s) - .05 + r_T + R >= 0 (line 157), R the sum of .9^k r_T over the steps
-  left: all of a success, and of a failure where V rises by .05. `--released` is this.
+- The actor (webrl/algorithms/webrl/trainer.py:157-191) learns from good steps alone: all of a success, and of
+  a failure where V rises by .05. With x the mean token log-ratio, d/dx = -clip(1 - beta x, 0, 1). beta is 5
+  where pi_ref's mean token probability (geometric) is >= .8, else 1.
 - V is the smaller of two heads' (155); V(s') learns the outcome as well (100); a task passes where either
   head says .05 to .75 (scripts/gen_task.py:111). Here V has one head, and learns s alone.
 - It shows GPT-4o ten failed tasks (gen_task.py:136), as here. The prompts here are our own. Its optimizers
@@ -91,14 +90,13 @@ class WebRL(Train):
     """WebRL: train.py's settings, but for UNUSED."""
     updates: int = 8  # Number of phases
     tasks_a_phase: int = 500  # Tasks of a phase, one try each (paper: 500)
-    released: bool = False  # The actor's loss is the released code's, and not Eq. 6
     # Strength of the KL term (released code: 1; the paper has no value, and in its Fig. 7 >= 1 is good).
     beta: float = 1.0
     batch: int = 128  # Turns of a step, of actor and critic (paper: 128)
     critic_lr: float = 1e-6  # Peak of the critic's learning rate (paper: 1e-6)
     per_task: int = 20  # Successes of each task of `recorded` that are in the buffer from the start; 0: all
     new_tasks: int = 2  # Generated for each task of a phase, before the filters. 0: no curriculum
-    # Who writes new tasks: a folder, or http://host:port/v1#NAME. Without one: other seeds of MiniWoB++.
+    # Who writes new tasks: http://host:port/v1#NAME. Without one: other seeds of MiniWoB++.
     generator: str = ""
 
     def __post_init__(self):
@@ -212,19 +210,16 @@ def values(critic: lm.LM, prompts: Sequence[list[int]], tokens: int) -> Tensor:
     return torch.sigmoid(yes - no)
 
 
-def advantages(v: Tensor, rollout: Tensor, outcomes: Tensor, released: bool = False,
-               lam: float = 0.5) -> Tensor:
-    """A (S,) of Eq. 9; or `released`: 1 for a good step, else 0. v (S,); rollout (S,) long: whose turn, the
-    turns of a try in their order and side by side; outcomes (B,): r_T.
+def advantages(v: Tensor, rollout: Tensor, outcomes: Tensor, lam: float = 0.5) -> Tensor:
+    """A (S,) of Eq. 9. v (S,); rollout (S,) long: whose turn, the turns of a try in their order and side by
+    side; outcomes (B,): r_T.
 
     >>> advantages(torch.tensor([.2, .6]), torch.tensor([0, 0]), torch.tensor([1.]))
     tensor([0.6000, 0.4000])
     """
     last = torch.cat([rollout[1:] != rollout[:-1], torch.ones(1, dtype=torch.bool)])  # (S,)
-    final, following = outcomes[rollout], v.roll(-1)  # r_T, V(s_t+1), each (S,)
-    if released:  # V' of a last step is read off the same page (process_data.py:281): V does not rise there
-        return ((final > 0) | (torch.where(last, 0.0, following - v) >= 0.05)).to(v)  # trainer.py:157
-    following, reward = torch.where(last, 0.0, following), torch.where(last, final, 0.0)  # nothing follows
+    final = outcomes[rollout]  # (S,)  r_T
+    following, reward = torch.where(last, 0.0, v.roll(-1)), torch.where(last, final, 0.0)  # nothing follows
     return lam * (reward + following - v) + (1 - lam) * (final - v)  # Eq. 9
 
 
@@ -247,8 +242,6 @@ def ask(generator: policy.Sampler, system: str, texts: Sequence[str], temperatur
     async def answer(k: int, text: str) -> str:
         prompt = generator.template.prompt_ids([{"role": "system", "content": system},
                                                 {"role": "user", "content": text}])
-        if len(prompt) + TOKENS > generator.context:
-            return ""
         sample = await generator.generate(prompt, TOKENS, temperature, lm.mix(seed, k))
         return sample.text.rpartition("\n")[0] if sample.truncated else sample.text
 
@@ -292,8 +285,7 @@ def other_seeds(pages, agent, failed: Sequence[Start], config: WebRL, rng: rando
 
 def learnable(critic: lm.LM, starts: Sequence[Start], config: WebRL) -> list[Start]:
     """Those whose first page the agent can read, and the critic gives LEARNABLE's chances."""
-    prompts = [policy.turn_prompt(critic, one.goal, one.page, one.previous, one.system)
-               for one in starts]
+    prompts = [policy.turn_prompt(critic, one.goal, one.page, one.previous, one.system) for one in starts]
     fits = [k for k, prompt in enumerate(prompts) if len(prompt) + config.max_new_tokens <= config.context]
     v = values(critic, [prompts[k] for k in fits], config.tokens).tolist()
     return [starts[k] for k, value in zip(fits, v) if LEARNABLE[0] <= value <= LEARNABLE[1]]
@@ -301,19 +293,15 @@ def learnable(critic: lm.LM, starts: Sequence[Start], config: WebRL) -> list[Sta
 
 # ---- 5. the actor's loss: train.Loss, where a turn stands in the place of a rollout ------------------------
 
-def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, advantage: Tensor, *_eps: float, beta: float,
-               released: bool = False) -> tuple[Tensor, dict[str, float]]:
+def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, advantage: Tensor, *_eps: float,
+               beta: float) -> tuple[Tensor, dict[str, float]]:
     """(the factor (N,) of each token's d log pi in Eq. 7, metrics). logp, ref_logp, turn (N,); advantage (S,)
-    of advantages(). `released`: of the released loss, where a minibatch is one turn (its webrl.yaml)."""
+    of advantages()."""
     x, lengths = gspo.mean_log_ratio(logp, ref_logp, turn, len(advantage))  # (S,), (S,)
     # log pi(a|s) is the sum over the tokens of a.
     factor = 2 * beta * (advantage - beta * x * lengths)  # (S,)  Eq. 7
-    if released:
-        mean, _ = gspo.mean_log_ratio(ref_logp, torch.zeros_like(ref_logp), turn, len(advantage))  # (S,)
-        beta_of = torch.where(mean.exp() >= 0.8, 5.0, 1.0)  # (S,)  trainer.py:174
-        factor = advantage * (1 - beta_of * x).clamp(0, 1) / lengths  # (S,)  trainer.py:187-191
     _, metrics = gspo.gspo_coefficients(logp, ref_logp, turn, advantage)
-    return factor[turn], metrics | {"clip_frac": float((factor == 0).float().mean())}  # without a gradient
+    return factor[turn], metrics | {"clip_frac": 0.0}
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -342,13 +330,11 @@ def phases(config: WebRL, pages=None) -> None:
         t for t in data.read_trajectories(config.recorded) if t.task not in config.not_dreamed]
     # To train.py the judge is a dream's. What is handed in is not loaded: real pages need no world model.
     model, models = train.load_models(replace(config, real_fraction=0.0), files, "none" if real else None)
-    name, generator = config.generator, None
-    if name:
-        generator = inference.Chat(name) if inference.is_url(name) else lm.Batched(lm.freeze(lm.load(name)))
+    generator = inference.Chat(config.generator) if config.generator else None
     optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     run = train.identity(config)
-    run = {name: run[name] for name in run if name not in (*train.MAY_CHANGE, "generator")}
+    del run["generator"]  # another address
     done, buffer = distributed.load_checkpoint(files / "checkpoint", model.net, optimizer, run), {}
     for t in sft.first(sft.successes(recorded), config.per_task):
         turns = [Turn(*pair, []) for pair in policy.examples(model, [t], Counter())]
@@ -413,7 +399,7 @@ def phases(config: WebRL, pages=None) -> None:
             found = sft.fit(critic, asked(critic, prompts), how, loss=value_loss(outcomes[rollout]))
             metrics["critic_loss"] = 2 * found["loss"]  # a turn has two target tokens
             v = values(critic, prompts, config.tokens)  # (S,)
-            advantage = advantages(v, rollout, outcomes, config.released)  # (S,)
+            advantage = advantages(v, rollout, outcomes)  # (S,)
 
             # ---- 4. the tasks of the next phase ----
             failed = [replace(one.start, url=one.steps[0].url, page=one.steps[0].page)
@@ -441,7 +427,7 @@ def phases(config: WebRL, pages=None) -> None:
             units = [Rollout(both[rollout[s]].start, turns=[turns[s]]) for s in learned]
             steps = Train(minibatches=max(2, math.ceil(len(units) / config.batch)), tokens=config.tokens,
                           temperature=config.temperature, clip_norm=config.clip_norm)
-            loss = functools.partial(actor_loss, beta=config.beta, released=config.released)
+            loss = functools.partial(actor_loss, beta=config.beta)
             metrics |= train.update(model, optimizer, units, advantage[learned], steps, rng, loss)
             remember(buffer, [one for one in new if outcome(one)])
             metrics |= {"new_turns": fresh, "replayed_turns": len(units) - fresh, "buffer": len(buffer),

@@ -102,12 +102,10 @@ def read_row(line: bytes, counts: Counter) -> list[tuple[list[str], list[Action]
     """(pages, actions) of each trajectory in a line: T + 1 pages for T actions. Adds to `counts`: transitions
     = kept + every "dropped: ...". Raises ValueError where no page can be read."""
     try:
-        row = json.loads(line)  # in the file's form, or the card's
-        said = [turn["value"] if "from" in turn else turn["content"] for turn in row.get("conversations")
-                or row["messages"] if turn.get("from", turn.get("role")) != "system"]
+        said = [turn["value"] for turn in json.loads(line)["conversations"]]
         "".join(said).encode()  # half a character is a ValueError: no tokenizer takes it
         first = TURN.fullmatch(said[0])
-    except (AttributeError, LookupError, TypeError, RecursionError) as error:
+    except (LookupError, TypeError, RecursionError) as error:
         raise ValueError("no conversation") from error
     if not first or not ROOT.fullmatch((first[1] or "").strip("\n")):
         raise ValueError("another format")
@@ -128,9 +126,8 @@ def read_row(line: bytes, counts: Counter) -> list[tuple[list[str], list[Action]
     return [trajectory for trajectory in found if trajectory[1]]
 
 
-def convert(files: tyro.conf.Positional[tuple[Path, ...]], /, out: Path, first_seed: int = 0) -> Counter:
-    """Write parts of WebWorld_Training.jsonl as recorded trajectories (.jsonl.gz), without goal or success.
-    --first-seed 1000000 holds a part out: only audit.py reads it (data.SEEDS)."""
+def convert(files: tyro.conf.Positional[tuple[Path, ...]], /, out: Path) -> Counter:
+    """Write parts of WebWorld_Training.jsonl as recorded trajectories (.jsonl.gz) without goal or success."""
     counts = Counter[str]()
     with gzip.open(f"{out}.partial", "wt") as rows, fileinput.input(files, mode="rb") as lines:
         for line in tqdm(lines, desc="WebWorldData", unit="row", dynamic_ncols=True):
@@ -141,9 +138,9 @@ def convert(files: tyro.conf.Positional[tuple[Path, ...]], /, out: Path, first_s
                 found = []
                 counts[f"rows dropped: {why if type(why) is ValueError else 'broken'}"] += 1
             for pages, actions in found:
-                row = {"task": "webworld", "seed": first_seed + counts["trajectories"], "goal": "",
-                       "pages": pages, "actions": [*map(str, actions)], "errors": [""] * len(actions),
-                       "reward": 0, "terminated": False, "truncated": True}
+                row = {"task": "webworld", "seed": counts["trajectories"], "goal": "", "pages": pages,
+                       "actions": [*map(str, actions)], "errors": [""] * len(actions), "reward": 0,
+                       "terminated": False, "truncated": True}
                 rows.write(json.dumps(row) + "\n")
                 counts["trajectories"] += 1
     Path(f"{out}.partial").rename(out)

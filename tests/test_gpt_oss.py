@@ -2,6 +2,7 @@
 changes attention and nothing else. On a folder shaped as OpenAI's, with MXFP4 experts (helpers/gptoss.py)."""
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest import mock
 
 import peft
 import pytest
@@ -18,7 +19,6 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 import data
 import distributed
 import gpt_oss
-import inference
 import lm
 import sft
 from config import SFT, UserError
@@ -49,15 +49,12 @@ chat = lambda system, user: [{"role": "system", "content": system}, {"role": "us
 read = lambda ids: HARMONY.read(lm.Sample(ids, [], "", False))
 
 
-def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line(
-        tokenizer, base, serving):
-    """Guards: a header that is missing, today's date, an answer in another form than its template writes, a
-    model without channels talked to in harmony. As trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577
-    writes it with reasoning_effort low, and openai/harmony's docs/format.md without a blank line."""
+def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line():
+    """Guards: a header that is missing, today's date, an answer in another form. As
+    trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577 writes it with reasoning_effort low, and
+    openai/harmony's docs/format.md without a blank line."""
     written = (
-        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-        "Knowledge cutoff: 2024-06\nCurrent date: 2025-08-05\n\nReasoning: low\n\n"
-        "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
+        f"<|start|>system<|message|>{gpt_oss.SYSTEM}<|end|>"
         "<|start|>developer<|message|># Instructions\n\nBe the web.<|end|>"
         "<|start|>user<|message|>click [4]<|end|><|start|>assistant",
         "<|channel|>analysis<|message|>Simple arithmetic.<|end|>"
@@ -65,8 +62,6 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
     prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
     answer = HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
     assert (TOKENIZER.decode(prompt), TOKENIZER.decode(answer)) == written
-    server = inference.Client([serving(None).url], base)
-    assert type(server.template) is gpt_oss.Harmony is not type(gpt_oss.template(tokenizer))
 
 
 @given(hostile, hostile, st.data())
@@ -91,28 +86,16 @@ def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(o
         read(drawn.draw(st.sampled_from(wrong)))
 
 
-# (prompt, completion) of 3 to 12 tokens; the sliding window is 8
-PAIRS = [(ids[:cut], ids[cut:]) for ids in ([5, 9, 200, 31, 8, 77, 12, 3], [44, 45, 46], [250, 1, 66, 31, 9],
-                                            [7, 7, 101, 90, 14, 6, 6, 150, 33, 2, 71, 19]) for cut in (1, 2)]
-
-
-def test_a_folder_loads_as_transformers_loads_it_packed_or_plain(base, tmp_path):
-    """Guards: the two 4-bit halves of a byte exchanged, in and out not transposed, a layer read into another;
-    a page that reads another of its microbatch. The plain folder was decoded by the tests' own lines."""
-    theirs = by_transformers(base)
-    want = dict(theirs.named_parameters())
-    for folder in (base, write_folder(tmp_path / "plain", packed=False)):
-        parameters = load(folder, torch.bfloat16).net.named_parameters()
-        got = {name.replace(".base_layer.", "."): value for name, value in parameters}
-        trained = [name for name, value in got.items() if value.requires_grad]
-        assert len(trained) == 2 * 4 * 2 and all(".lora_" in name and "self_attn" in name for name in trained)
-        assert {got.pop(name).dtype for name in trained} == {torch.float32}
-        assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in got)
-    logp, row = lm.token_logps(load(base), PAIRS)
-    for k, (prompt, completion) in enumerate(PAIRS):
-        logits = theirs.float()(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
-        alone = logits.log_softmax(-1)[torch.arange(len(completion)), completion]
-        torch.testing.assert_close(logp[row == k], alone, atol=1e-4, rtol=0)
+def test_a_folder_loads_as_transformers_loads_it(base):
+    """Guards: a layer read into another, experts or routers that are trained. (Each load compares log-probs:
+    lm.check_logps.)"""
+    want = dict(by_transformers(base).named_parameters())
+    parameters = load(base, torch.bfloat16).net.named_parameters()
+    got = {name.replace(".base_layer.", "."): value for name, value in parameters}
+    trained = [name for name, value in got.items() if value.requires_grad]
+    assert len(trained) == 2 * 4 * 2 and all(".lora_" in name and "self_attn" in name for name in trained)
+    assert {got.pop(name).dtype for name in trained} == {torch.float32}
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in got)
 
 
 @given(st.lists(st.integers(1, 29), min_size=1, max_size=3), st.sampled_from([None, 4, 8]), st.integers(0, 9))
@@ -139,9 +122,10 @@ def test_a_sink_as_a_key_is_the_sink_of_eager_attention_forwards_and_backwards(l
 # ---- two ranks, and the merge ------------------------------------------------------------------------------
 
 def train(model) -> tuple[dict, dict, dict]:
-    """Three LoRA steps of two microbatches each, as sft.py does them: (adapter before, report, after)."""
+    """Three LoRA steps of one or two microbatches, as sft.py does them: (adapter before, report, after)."""
     before = adapter_of(model)
-    report = sft.fit(model, [[pair] for pair in PAIRS], SFT(lr=1e-2, tokens=16, microbatches=2))
+    items = [[([k + 5], [(31 * k + j * j) % 250 for j in range(k + 2)])] for k in range(8)]
+    report = sft.fit(model, items, SFT(lr=1e-2, tokens=16, microbatches=2))
     return before, report, adapter_of(model)
 
 
@@ -153,13 +137,12 @@ def one_of_two(rank: int, base, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
                             timeout=timedelta(seconds=200))
     # bf16, adapters of one row (the second rank has none of A), weights in host memory, experts counted
-    convert, experts = gpt_oss.convert_moe_packed_tensors, []
-    gpt_oss.convert_moe_packed_tensors = lambda *both: experts.append(len(both[0])) or convert(*both)
-    for name, held in load(base, torch.bfloat16, rank=1, offload=True).net.named_parameters():
-        assert held.dtype == whole[name].dtype and torch.equal(held.full_tensor(), whole[name]), name
-    assert experts == [3 - rank] * 4
-    gpt_oss.convert_moe_packed_tensors = convert
-    # float32, three steps, saved and merged; then to where nobody can write
+    convert = mock.Mock(wraps=gpt_oss.convert_moe_packed_tensors)
+    with mock.patch.object(gpt_oss, "convert_moe_packed_tensors", convert):
+        for name, held in load(base, torch.bfloat16, rank=1, offload=True).net.named_parameters():
+            assert held.dtype == whole[name].dtype and torch.equal(held.full_tensor(), whole[name]), name
+    assert [len(call.args[0]) for call in convert.call_args_list] == [3 - rank] * 4
+    # float32, three steps, saved and merged
     model = load(base)
     our_before, our_report, our_after = train(model)
     assert our_report["loss"] == pytest.approx(report["loss"], abs=2e-4) and our_report["steps"] == 3
@@ -167,8 +150,6 @@ def one_of_two(rank: int, base, folder):
         torch.testing.assert_close(our_after[name], value, atol=1e-5, rtol=0)
         assert torch.equal(our_before[name], before[name]) and not torch.equal(value, before[name])
     gpt_oss.save(model.net, base, folder / "merged", **LORA)
-    with pytest.raises(UserError, match="meet/merged.adapter"):
-        gpt_oss.save(model.net, base, folder / "meet" / "merged", **LORA)
     if rank == 0:
         saved = load_file(folder / "merged.adapter/adapter_model.safetensors")
         for name, value in our_after.items():
@@ -179,8 +160,8 @@ def one_of_two(rank: int, base, folder):
 def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_only_attention(base, tmp_path):
     """Guards: uneven rows (5 experts, 267 tokens, an adapter of one row) cut otherwise than FSDP2 cuts them;
     a loader that unpacks all experts and keeps a part: 8 x 234 GB; gradients averaged; an adapter that starts
-    differently on each rank; ranks that wait for a full disk. Of the merge: alpha / r twice or never, a sum
-    in bf16, an adapter of before the last step or that peft cannot read, experts requantised."""
+    differently on each rank. Of the merge: alpha / r twice or never, a sum in bf16, an adapter of before the
+    last step, or of another model, or that peft cannot read, experts requantised."""
     mp.spawn(one_of_two, (base, tmp_path), nprocs=2)  # a fork fails where autograd's threads have started
     out, adapter = tmp_path / "merged", tmp_path / "merged.adapter"
     state, was, now = load_file(adapter / "adapter_model.safetensors"), tensors(base), tensors(out)
@@ -197,9 +178,5 @@ def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_o
     files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
     assert files.keys() == {file.name for file in out.iterdir()}, "original/ stays behind"
     assert all((out / name).read_bytes() == files[name] for name in files if ".safetensors" not in name)
-    for n, a, says in ((0, torch.ones(3, 48), "of another model"), (9, torch.ones(3, 64), "no weight model"),
-                       (0, torch.full((3, 64), torch.inf), "diverged")):
-        at, b = f"base_model.model.model.layers.{n}.self_attn.q_proj.lora_", torch.ones(64, 3)
-        with pytest.raises(UserError, match=says):
-            gpt_oss.merge(base, {f"{at}A.weight": a, f"{at}B.weight": b}, 2.0, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="another model"):
+        gpt_oss.merge(base, {name.replace(".1.", ".9."): half for name, half in state.items()}, 2.0, out)

@@ -1,7 +1,6 @@
 """Claims about baselines/webworld.py: WebWorld's data are read as recorded trajectories, and models
 that write whole pages dream as models that write deltas do."""
 import json
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 import a11y
 import data
 import lm
-import world_model
 from baselines.webworld import HEADERS, SYSTEM, TURN, convert, messages, read, read_call, write_call
 from data import Action
 from world_model import WorldModel
@@ -24,7 +22,7 @@ TYPED = SHOP.replace("value=''", "value='tea'")
 wrote = lambda text: lm.Sample([], [], text, False)
 
 
-def test_rows_of_either_form_are_read_and_what_cannot_be_is_dropped_and_counted(tmp_path):
+def test_rows_are_read_and_what_cannot_be_is_dropped_and_counted(tmp_path):
     """Guards: a page or a call that is one turn late; rows that stop the reader, or are gone without a word
     (half of the data is chat; the first and the last line of a range are cut). Of calls that our grammar has
     no word for, a right click learned as a click; Enter that nobody knows of; page text that Python runs."""
@@ -38,20 +36,16 @@ def test_rows_of_either_form_are_read_and_what_cannot_be_is_dropped_and_counted(
         said += [f"{begin} Action: '{call}'\n\nNext Page State:", page]
         begin = "Go on.\n"
     row = json.dumps({"conversations": [{"from": "x", "value": text} for text in said]})
-    card = json.dumps({"messages": [{"role": "system", "content": SYSTEM}]
-                       + [{"role": "x", "content": text} for text in said]})
-    odd = ["[1]", '{"conversations": [3]}', "[" * 100_000, '{"messages": [{"content": "9.11?"}]}']
-    (tmp_path / "part.jsonl").write_text("\n".join([row[300:], row, card, *odd, row[:-40]]))
-    counts = convert((tmp_path / "part.jsonl",), out=tmp_path / "w.jsonl.gz", first_seed=7)
+    odd = ["[1]", '{"conversations": [3]}', "[" * 100_000, '{"conversations": [{"value": "9.11?"}]}']
+    (tmp_path / "part.jsonl").write_text("\n".join([row[300:], row, row, *odd, row[:-40]]))
+    counts = convert((tmp_path / "part.jsonl",), out=tmp_path / "w.jsonl.gz")
     assert counts == {
         "rows": 8, "trajectories": 2, "transitions": 12, "kept": 4, "dropped: no page": 4,
         "dropped: no word for the action": 2, "dropped: id not on the page": 2, "rows dropped: broken": 2,
         "rows dropped: no conversation": 3, "rows dropped: another format": 1}
-    for seed, one in enumerate(found := data.read_trajectories(tmp_path / "w.jsonl.gz"), 7):
-        assert one.seed == seed
-        assert [(str(step.action), step.page) for step in one.steps] == [
-            ("type [a7] [tea] [0]", SHOP), ("click [7]", TYPED)]
-    assert len(world_model.examples(MODEL, found, Counter())) == 4
+    found = data.read_trajectories(tmp_path / "w.jsonl.gz")
+    assert [[(str(step.action), step.page) for step in one.steps] for one in found] == [
+        [("type [a7] [tea] [0]", SHOP), ("click [7]", TYPED)]] * 2
 
 
 words = st.just("'\n\nNext Page State:\n\nAction: 'click('1')'") | st.text(
@@ -81,9 +75,9 @@ def test_what_is_asked_is_the_action_on_the_page_and_a_page_written_whole_reads_
 
 def test_a_model_of_whole_pages_is_asked_and_read_so_and_thoughts_and_fences_are_no_page(scripted):
     """Guards: thoughts, a draft or chatter around a page, taken for it; a delta that is asked for."""
-    model = WorldModel(whole := scripted(lambda prompt: TYPED), 200, 0.5, messages, read)
-    found = run(model.predict(SHOP, Action("type", "a7", "tea", False), "", 0))
-    assert found.page == TYPED and "First Action: '" in whole.prompts[0]
+    whole = scripted(lambda prompt: TYPED if "First Action: '" in prompt else "no change")
+    typing = WorldModel(whole, 200, 0.5, messages, read).predict(SHOP, Action("type", "a7", "tea"), "", 0)
+    assert run(typing).page == TYPED
     draft = "<think>\nRootWebArea 'x'\n</think>\n"
     for before in ("", "\n```\n", "It types.\n", draft):
         found = read(MODEL, SHOP, wrote(f"{before}{TYPED}\n```\n"))

@@ -8,36 +8,20 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as bpe
 from transformers import AutoModelForCausalLM, GptOssConfig, PreTrainedTokenizerFast
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 SPECIALS = ["<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>", "<|start|>",
             "<|end|>", "<|message|>", "<|call|>", "<|reserved_200013|>"]
-FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+# One token a byte, and harmony's special tokens; the last is in no list of special tokens, as most of them.
+bytewise = Tokenizer(bpe.BPE({x: i for i, x in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+bytewise.decoder = decoders.ByteLevel()
+bytewise.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=bytewise, eos_token="<|return|>", pad_token=SPECIALS[1])
 
 
-def harmony_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, and harmony's special tokens; the last is in no list of special tokens, as most of
-    OpenAI's are."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(bpe.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|return|>", pad_token="<|endoftext|>")
-
-TOKENIZER = harmony_tokenizer()
-
-
-def decoded(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """MXFP4 by its definition: the low half of a byte first, 32 numbers share a power of two. (E, rows,
-    columns/32, 16) -> (E, columns, rows)."""
-    numbers = torch.stack([FP4[(blocks & 15).long()], FP4[(blocks >> 4).long()]], -1).flatten(-2)  # (..., 32)
-    numbers = numbers * 2.0 ** (scales.float() - 127)[..., None]
-    return numbers.flatten(-2).transpose(1, 2).contiguous().bfloat16()
-
-
-def write_folder(folder, packed: bool = True):
-    """A GPT-OSS folder of two layers; `packed` with MXFP4 experts, else the same numbers in bf16 as
-    transformers lays them out."""
+def write_folder(folder):
+    """A GPT-OSS folder of two layers, with experts in MXFP4."""
     torch.manual_seed(0)
     config = GptOssConfig(num_hidden_layers=2, num_local_experts=5, num_experts_per_tok=2,
                           vocab_size=len(TOKENIZER) + 1,  # 267 rows: two ranks do not divide it
@@ -51,11 +35,9 @@ def write_folder(folder, packed: bool = True):
         count, columns, rows = state.pop(name).shape
         blocks = torch.randint(0, 256, (count, rows, columns // 32, 16), dtype=torch.uint8)
         scales = torch.randint(120, 125, blocks.shape[:3], dtype=torch.uint8)
-        state |= {f"{name}_blocks": blocks, f"{name}_scales": scales} if packed else {
-            name: decoded(blocks, scales)}
-    if packed:
-        plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-        config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
+        state |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    plain = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config.quantization_config = {"quant_method": "mxfp4", "modules_to_not_convert": plain}
     config.architectures = ["GptOssForCausalLM"]
     config.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
@@ -65,9 +47,8 @@ def write_folder(folder, packed: bool = True):
         held = {name: value for name, value in state.items() if parts[name] == part}
         save_file(held, folder / part, {"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": parts}))
-    for other in ("original", "metal"):
-        (folder / other).mkdir()
-        save_file({"another.layout": torch.zeros(3)}, folder / other / "model.safetensors")
+    (folder / "original").mkdir()
+    save_file({"another.layout": torch.zeros(3)}, folder / "original/model.safetensors")
     return folder
 
 
@@ -82,8 +63,8 @@ def unpack(folder, out) -> None:
     state = tensors(folder)
     for name in [name for name in state if name.endswith("_blocks")]:
         at = name.removesuffix("_blocks")
-        state[at] = decoded(state.pop(name), state.pop(f"{at}_scales"))
-    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*", "original", "metal"))
+        state[at] = convert_moe_packed_tensors(state.pop(name), state.pop(f"{at}_scales")).contiguous()
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors*", "original"))
     config = json.loads((out / "config.json").read_text())
     del config["quantization_config"]
     (out / "config.json").write_text(json.dumps(config))
