@@ -29,7 +29,7 @@ $(R)/sft/training.json: | chromium
 	$(PY) sft.py policy laptop --recorded $(PAGES) --out $(R)/sft $(SFT)
 $(R)/sft.jsonl: $(R)/sft/training.json
 	@echo "==== 2 of 7: the SFT policy on fresh pages. 2 minutes"
-	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --out $@
+	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --out $@.part && mv $@.part $@
 $(R)/episodes.jsonl.gz: $(R)/sft.jsonl
 	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
 	$(PY) -m envs.explore --checkpoint $(R)/sft --out $@ $(TASKS) --seeds $(PLAY) --horizon 6 --temperature 1
@@ -48,7 +48,7 @@ $(R)/dream/config.json: $(R)/judge.json
 	  --recorded $(PAGES) --out $(R)/dream $(TRAIN)
 $(R)/dream.jsonl: $(R)/dream/config.json
 	@echo "==== 7 of 7: the trained policy on the same pages. 2 minutes"
-	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --out $@
+	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --out $@.part && mv $@.part $@
 short:
 	rm -rf runs/short
 	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--per-task 2" WORLD="--per-task 2" PLAY=20000:6 \
