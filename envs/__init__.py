@@ -5,7 +5,7 @@
     webarena, webarena_lite     packages, and sites of one's own (webarena.py)
     webvoyager, openended       live sites: --task-file, a judge's URL (webvoyager.py)
 
-    obs = await envs.make("miniwob").reset(data.start("choose-list", 7))    # policy.Env
+    obs = await envs.Env(Benchmark("miniwob")).reset(data.start("choose-list", 7))    # policy.Env
 
 What is evaluated must not be learned from. MiniWoB++ has ranges of seeds for that (data.SEEDS), other tasks
 are split by their names (data.side): recordings and train.py take one side, train.py evaluates on the other.
@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import fnmatch
 import importlib
+import math
 import multiprocessing
 import os
 import subprocess
@@ -51,10 +52,6 @@ def failed(done: Rollout) -> bool:
     return ": failed: " in done.discarded
 
 
-def make(name: str = "miniwob", **settings) -> Env:
-    return Env(Benchmark(name, **settings))
-
-
 class Env:
     """policy.Env of a benchmark's tasks. A process answers (browsergym.work), and is ended where it hangs."""
 
@@ -64,10 +61,7 @@ class Env:
         name, seconds = KINDS[on.benchmark]
         self.module = importlib.import_module(f"envs.{name}")  # here: what trains in dreams needs no browser
         self.on, self.seconds, self.process = on, on.step_seconds or seconds, None
-        if on.grader_url and not hasattr(self.module, "judge"):
-            raise UserError("--grader-url is for webvoyager and openended; leave it out")
         self.judge = self.module.judge(on.grader_url) if on.grader_url else None
-        self.unjudged: list = []  # what the judge was asked, where it gave no verdict
 
     async def _ask(self, what: Start | Action, seconds: float):
         if not self.process:
@@ -101,14 +95,12 @@ class Env:
         return answer
 
     async def reset(self, start: Start) -> Obs:
-        self.unjudged = []
         return await self._ask(start, 3 * self.seconds + 30)  # with a Chromium that starts
 
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
-        obs, reward, over, shots = await self._ask(action, self.seconds)
+        obs, reward, over = await self._ask(action, self.seconds)
         if action.name == "stop" and self.judge and action.text.strip():
-            self.unjudged = self.judge.messages(obs, action.text, shots)
-            reward, self.unjudged = await self.judge.verdict(self.unjudged), []
+            reward = await self.judge.verdict(obs, action.text)
         return obs, reward, over, False
 
     def close(self) -> None:
@@ -132,8 +124,8 @@ class Envs(contextlib.ExitStack):
         for env in self.envs[::-1]:
             self.callback(env.close)
             self.free.put_nowait(env)
-        self.miniwob, self.judge = on.benchmark in ("", "miniwob"), self.envs[0].judge
-        self.tasks: list[str] = self.envs[0].module.tasks(on)
+        self.miniwob = on.benchmark in ("", "miniwob")
+        self.tasks = list[str](self.envs[0].module.tasks(on))
 
     @contextlib.asynccontextmanager
     async def __call__(self) -> AsyncIterator[Env]:
@@ -146,34 +138,23 @@ class Envs(contextlib.ExitStack):
     def play(self, agent: Sampler | type, starts: Sequence[Start], horizon: int, max_new_tokens: int,
              temperature: float = 0.0, ended: Callable = lambda done: None) -> list[Rollout]:
         """An episode from each start, in their order; `ended` is called with each when it ends. agent: or
-        what makes one of a start. What failed is played once more, with the same seed. What lacks a verdict
-        is not, and its `verdict` is what to ask again."""
+        what makes one of a start. What failed is played once more, with the same seed."""
         async def episode(start: Start) -> Rollout:
             for _ in range(2):
                 async with self() as env:
                     done = await rollout(env, agent(start) if callable(agent) else agent, start, horizon,
                                          max_new_tokens, temperature, lm.mix(0, start.task, start.seed))
-                    done.verdict = env.unjudged
-                if done.verdict or not failed(done):
+                if not failed(done):
                     break
             ended(done)
             return done
 
         return lm.together(map(episode, starts))
 
-    def judged(self, row: dict) -> dict:
-        """A row of evaluate.py; one that lacked a verdict is judged again."""
-        with contextlib.suppress(Invalid):
-            if asked := row.get("unjudged"):
-                [reward] = lm.together([self.judge.verdict(asked)])
-                return {name: row[name] for name in row if name != "unjudged"} | {
-                    "reward": reward, "end": "stop", "failed": ""}
-        return row
-
-    def starts(self, tasks: Sequence[str], seeds: str, limit: int = 0, side: str = "") -> list[Start]:
+    def starts(self, tasks: Sequence[str], seeds: str, side: str = "") -> list[Start]:
         """Of the tasks that globs name (or `laptop`, `scored`, `all`), MiniWoB++'s on each of the seeds
-        (START:COUNT), others once. limit: so many tasks, spread over the list. side: to record, of data.side
-        alone; without it training seeds are refused."""
+        (START:COUNT), others once. side: to record, of data.side alone; without it training seeds are
+        refused."""
         words = {"laptop": LAPTOP, "scored": SCORED, "all": ["*"], "": LAPTOP if self.miniwob else ["*"]}
         globs = [glob for name in tasks or [""] for glob in words.get(name, [name])]
         names = [task for task in self.tasks if any(fnmatch.fnmatchcase(task, glob) for glob in globs)
@@ -181,15 +162,15 @@ class Envs(contextlib.ExitStack):
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
             raise UserError(f"--tasks: no task {unknown[0]!r} {side and 'is ' + side}, as {self.tasks[:1]}")
         span = data.seeds_to_look_at(seeds, record=bool(side)) if self.miniwob else [0]
-        count = min(limit or len(names), len(names))
-        return [data.start(names[k * len(names) // count], seed) for k in range(count) for seed in span]
+        return [data.start(name, seed) for name in names for seed in span]
 
     def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
         """What train.py evaluates on: what is learned, on dev seeds; or as many held-out tasks."""
         dev = data.seeds_to_look_at(seeds, dev=True)
         if self.miniwob:
             return self.starts(sorted({start.task for start, _ in learned} & {*self.tasks}), seeds)
-        return self.starts((), seeds, len(dev), data.HELD_OUT)
+        held_out = self.starts((), seeds, data.HELD_OUT)
+        return held_out[::math.ceil(len(held_out) / len(dev))]  # spread over the list
 
 
 open = Envs

@@ -4,7 +4,7 @@ A page reads as BrowserGym's `flatten_axtree_to_str` prints it (Drouin et al. 20
 agent does wrong is a line in Obs.error, and the page stays as it is; all else that raises is Failed. Below:
 MiniWoB++ (Liu et al. 2018, arXiv:1802.08802). Where we differ from BrowserGym, and why
 - An action is no Python text, so no page becomes code. There is no screenshot, chat or delay, and MiniWoB++
-  begins again in its open page, by Start.seed itself: .03 s a step and .02 a reset, and not .8 and 2.7.
+  is loaded again in its open tab, by Start.seed itself: .03 s a step and .13 a reset, and not .8 and 2.7.
 - MiniWoB++'s clock stands still but for 500 ms an action: what timers do depends on the actions. Success is
   the whole reward, and not the part that some pages pay for a wrong answer (NOTES 6.5).
 - InlineTextBox, empty StaticText and the text inside a text box are dropped, as in recorded data (NNetNav,
@@ -12,7 +12,7 @@ MiniWoB++ (Liu et al. 2018, arXiv:1802.08802). Where we differ from BrowserGym, 
   it has no role, as a third of the controls of web applications (NOTES 6.11): `[12] generic, clickable`.
 - Ids are matched by DOM node: a tooltip overrides ARIA's. A click on [7] lands where 7 itself is on top: in
   an open folder on its name, and not on a file in it. What is covered, hidden or disabled is an error, of
-  options and fields too; so is what a field cannot hold. Dialogs are refused.
+  options and fields too; so is what a field cannot hold. Dialogs are refused (by Playwright).
 - Chromium resolves no host but those given: no request, socket, worker, frame, popup or redirect leaves them.
 """
 
@@ -22,7 +22,6 @@ import mimetypes
 import os
 import pkgutil
 import re
-import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -149,14 +148,11 @@ def use(page, action: Action, lines: list[str]) -> None:
     """click, hover and type. Raises ValueError with what is wrong."""
     if action.bid not in lines:
         raise ValueError(f"there is no [{action.bid}] on the page")
-    here = action.bid.isdigit()  # and in no frame
-    found = page.query_selector(f'[bid="{action.bid}"]') if here else get_elem_by_bid(page, action.bid)
-    if not found:
-        raise ValueError(f"[{action.bid}] is gone from the page")
+    found = get_elem_by_bid(page, action.bid)
     ready = found.evaluate(READY, [action.name, action.bid, action.text, lines])
     if isinstance(ready, list):
         x, y, left, top = map(float, ready)
-        box = {"x": left, "y": top} if here else found.bounding_box()
+        box = found.bounding_box()  # in the page, and not in its frame
         move = page.mouse.click if action.name == "click" else page.mouse.move
         move(x - left + box["x"], y - top + box["y"])
     elif isinstance(ready, dict):
@@ -170,7 +166,7 @@ def use(page, action: Action, lines: list[str]) -> None:
 # ---- 3. a Chromium -----------------------------------------------------------------------------------------
 
 def launch(driver, hosts: tuple[str, ...] = ()):
-    """A Chromium that reaches these hosts alone: of example.org:8000 that port, of example.org 80 and 443, of
+    """A Chromium that reaches these hosts alone: of example.org:8000 that port, of example.org all, of
     *.example.org all below it. DYNAWEB_CHROMIUM names one; else it is Debian's, or Playwright's."""
     named = os.environ.get("DYNAWEB_CHROMIUM")
     found = [named] if named else ["/usr/bin/chromium", driver.chromium.executable_path]
@@ -178,24 +174,21 @@ def launch(driver, hosts: tuple[str, ...] = ()):
     if not path:
         raise UserError(f"no Chromium at {found[0]}: `apt-get install chromium`, or `playwright install "
                         "chromium`, or set DYNAWEB_CHROMIUM to the path of one")
-    # The first rule that fits counts, and EXCLUDE, which knows no ports, before all of them.
-    ports = [host + port for host in hosts if "*" not in host
-             for port in ([""] if ":" in host else [":80", ":443"])]
-    rules = [*(f"MAP {host} {host}" for host in ports), "MAP * ~NOTFOUND",
-             *(f"EXCLUDE {host}" for host in hosts if "*" in host)]
+    # The first MAP that fits counts, and EXCLUDE, which knows no ports, before all of them.
+    rules = [f"MAP {host} {host}" if ":" in host else f"EXCLUDE {host}" for host in hosts]
     fast = [] if hosts else ["--disable-gpu-vsync", "--disable-frame-rate-limit"]  # .01 s less a step
     return driver.chromium.launch(
         executable_path=path,
         chromium_sandbox=os.geteuid() != 0,  # it does not start as root, the usual user of a container
-        args=[*fast, f"--host-resolver-rules={','.join(rules)}", "--disable-quic",
+        args=[*fast, f"--host-resolver-rules={','.join([*rules, 'MAP * ~NOTFOUND'])}", "--disable-quic",
               "--disable-component-update", "--webrtc-ip-handling-policy=disable_non_proxied_udp",
               "--disable-site-isolation-trials"])  # else frames of other sites have no text
 
 
-def below(root: Path, path: str) -> str | None:
+def below(root: Path, path: str) -> Path | None:
     """The file that a page asks for, where it is one below `root`, links followed."""
-    file, root = os.path.realpath(f"{root}/{path}"), os.path.realpath(root)  # type: ignore[assignment]
-    return file if file.startswith(f"{root}/") and os.path.isfile(file) else None
+    file = Path(root, path).resolve()
+    return file if file.is_relative_to(root.resolve()) and file.is_file() else None
 
 
 class Page:
@@ -205,9 +198,8 @@ class Page:
     settle = 0.5  # s behind an action
     tabs = True  # whether pages may be left and opened
     controls = False  # lines for what has no role and can be clicked
-    shots: list[str] = []  # screenshots for a judge
     serve: Callable | None = None  # serve(request): route.fulfill's answer in the place of a host's
-    again: Callable | None = None  # again(page, task before): the goal, begun in the open page
+    reused = False  # whether it begins in the tab of the task before
 
 
 class Browser:
@@ -221,11 +213,10 @@ class Browser:
 
     def reset(self, start: Start) -> Obs:
         """The first page, after the start's prefix. Raises ValueError for a prefix that ends the episode."""
-        before, self.task, self.messages, self.notices = self.task, self.make(start), [], []
-        if before and self.task.again:
-            self.goal = self.task.again(self.page, before)
-        else:
-            self.goal = self.task.setup(self.open())[0]
+        self.task, self.messages = self.make(start), []
+        page = self.page if self.page and self.task.reused else self.open()
+        page.mouse.move(0, 0)  # or it opens a menu of the next page
+        self.goal = self.task.setup(page)[0]
         self.wait()
         self.obs = self.look("")
         for text in start.prefix:
@@ -248,7 +239,6 @@ class Browser:
             context.clock.pause_at(self.task.clock)
         self.page = context.new_page()
         context.on("page", self.opened)
-        context.on("dialog", self.asked)
         return self.page
 
     def answer(self, route) -> None:
@@ -259,12 +249,6 @@ class Browser:
 
     def opened(self, page) -> None:
         self.page = page if self.task.tabs else page.close() or self.page
-
-    def asked(self, dialog) -> None:
-        if dialog.type == "beforeunload":  # the page is left, as the agent wants it
-            return dialog.accept()
-        self.notices.append(f"the page asked {dialog.message[:100]!r}, and dialogs are refused")
-        dialog.dismiss()
 
     def wait(self) -> None:
         """Until the pages have done what the last action began."""
@@ -309,10 +293,9 @@ class Browser:
         text = page_text(tree["nodes"], dom, self.task.controls)
         return Obs(self.goal, data.root_url(text), text, error)
 
-    def step(self, action: Action) -> tuple[Obs, float, bool, list[str]]:
-        """(what is seen, reward, whether it is over, the task's screenshots)."""
+    def step(self, action: Action) -> tuple[Obs, float, bool]:
+        """(what is seen, reward, whether it is over)."""
         error, stop = "", action.name == "stop"
-        self.notices.clear()
         if stop:
             self.messages.append({"role": "assistant", "message": action.text})
         else:
@@ -323,8 +306,8 @@ class Browser:
                 error = f"{action}: " + re.sub(r"^[A-Z]\w+[.]\w+: ", "", said)[:200]
             self.wait()
         reward, over, *_ = self.task.validate(self.page, self.messages)
-        self.obs = replace(self.obs, error="") if stop else self.look(error or "; ".join(self.notices)[:300])
-        return self.obs, float(reward == 1), bool(over) or stop, self.task.shots
+        self.obs = replace(self.obs, error="") if stop else self.look(error)
+        return self.obs, float(reward == 1), bool(over) or stop
 
     def perform(self, action: Action) -> None:
         page, name, text = self.page, action.name, action.text
@@ -351,8 +334,6 @@ def work(fd: int) -> None:
     """A process: it is sent (the module of a benchmark, its Benchmark), then Starts and Actions."""
     pipe, browser = Connection(fd), None
     ctypes.CDLL(None).prctl(1, 9)  # killed with who asked, also where a page never answers (Linux)
-    # Each process of Chromium: a page that takes more crashes, and not the machine.
-    resource.setrlimit(resource.RLIMIT_DATA, (1536 << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     module, on = pipe.recv()
     with suppress(EOFError):
         while what := pipe.recv():
@@ -370,36 +351,18 @@ def work(fd: int) -> None:
 
 HTML = Path(miniwob.__file__).parent / "html"
 KINDS = {kind.subdomain: kind for kind in vars(pages).values() if hasattr(kind, "subdomain")}
-RELOADED = ("book-flight", "book-flight-nodelay", "focus-text-2", "search-engine", "use-autocomplete",
-            "use-autocomplete-nodelay", "use-colorwheel", "use-colorwheel-2", "use-spinner")  # state stays
-AGAIN = """([seed, most]) => {
-  const body = document.body;  // Tab goes on from the last click, else
-  body.tabIndex = -1; body.focus(); body.blur(); body.removeAttribute('tabindex'); scrollTo(0, 0);
-  history.replaceState(null, '', location.pathname);  // a clicked href='#' stays in the address
-  delete window.browsergym_elem_counter; delete window.browsergym_frame_id_generator;
-  for (const el of document.querySelectorAll('[bid]')) el.removeAttribute('bid');
-  if (window.jQuery) jQuery.fx.off = true;
-  Math.seedrandom(seed); core.EPISODE_MAX_TIME = most; core.startEpisodeReal();
-  const goal = core.getUtterance(); return goal.utterance || goal; }"""
 
 
 class MiniWoB(Page, AbstractMiniwobTask):
     """Before a class of BrowserGym's, where it has one of the name: some read a goal out of a picture."""
 
-    clock, settle, tabs = "2020-01-06T00:00:00Z", 0.0, False
+    clock, settle, tabs, reused = "2020-01-06T00:00:00Z", 0.0, False, True
 
     def __init__(self, start: Start):
         self.subdomain = start.task
         super().__init__(start.seed, base_url="http://miniwob/")
         self.viewport = {"width": 500, "height": 600}  # px: room for every page
         self.random = SimpleNamespace(randint=lambda *_: start.seed)  # the page's seed is the start's
-
-    def again(self, page, before) -> str:
-        self.page = page
-        page.mouse.move(0, 0)
-        if before.subdomain == self.subdomain not in RELOADED and page.url.partition("#")[0] == self.url:
-            return page.evaluate(AGAIN, [self.random.randint(), self.episode_max_time])
-        return self.setup(page)[0]
 
     def serve(self, request) -> dict | None:
         host, _, path = request.url.partition("http://miniwob/")
@@ -409,13 +372,13 @@ class MiniWoB(Page, AbstractMiniwobTask):
             return None
         # A list box shows all its options: `visible` does not depend on what was scrolled to before.
         style = b"<style>select[multiple] {height: 270px !important}</style></head>"
-        body, kind = Path(file).read_bytes().replace(b"</head>", style), mimetypes.guess_type(file)[0]
-        return {"body": body, "content_type": f"{kind or 'text/plain'};charset=utf-8"}
+        body = file.read_bytes().replace(b"</head>", style)
+        return {"body": body, "content_type": f"{mimetypes.guess_type(file)[0]};charset=utf-8"}
 
     def validate(self, page, chat_messages):
         if page.url.partition("#")[0] != self.url:  # the agent left it
             return 0, True
-        return self.page.evaluate("[WOB_RAW_REWARD_GLOBAL, WOB_DONE_GLOBAL]")
+        return page.evaluate("[WOB_RAW_REWARD_GLOBAL, WOB_DONE_GLOBAL]")
 
 
 def tasks(on: Benchmark) -> list[str]:

@@ -122,16 +122,14 @@ def record(config: evaluate.Agent) -> None:
     side = data.TRAINING if first in data.SEEDS["train"] else data.HELD_OUT
     how = evaluate.Evaluate(**vars(config) | {"out": f"{config.out}.tries", "keep_pages": True})
     explorer = None if config.checkpoint or config.agent_url else Explorer
-    tries = evaluate.read(evaluate.evaluate(how, explorer, side))
+    tries = evaluate.evaluate(how, explorer, side)
     rows = [{name: row[name] for name in ("task", "seed", "goal", "pages", "actions", "errors", "reward")}
             | {"terminated": row["end"] in ("stop", "the page"), "truncated": row["end"] == "steps ran out"}
-            for row in sorted(tries, key=lambda row: (row["task"], row["seed"]))
+            for row in sorted(evaluate.read(tries), key=lambda row: (row["task"], row["seed"]))
             if row["end"] not in ("failed", "too long")]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     Path(config.out).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-    for task in sorted({row["task"] for row in rows}):
-        rewards = [row["reward"] for row in rows if row["task"] == task]
-        print(f"{task:24} {len(rewards):5} episodes, {sum(rewards):4g} successes")
+    print(evaluate.table([tries]))
 
 
 if __name__ == "__main__":

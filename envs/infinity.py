@@ -10,7 +10,7 @@ them
 - A text that is no action ends a try with reward 0. There are no addresses and no way back: a document's time
   would begin again, which stands still from 2026-03-20 on. Math.random begins alike, nothing is animated.
 - A verifier that raises, hangs, or does not answer (bool, str) has verified nothing: Failed, and not the
-  agent. It can open no file and start no process; that is no wall against malice. No page gets an answer key.
+  agent. It is code of the clone, and runs as such. No page gets an answer key.
 """
 
 import json
@@ -29,32 +29,24 @@ SCRIPT = """let random = 1;
 Math.random = () => (random = random * 16807 % 2147483647) / 2147483647;
 document.addEventListener('DOMContentLoaded', () => document.head.insertAdjacentHTML('beforeend',
   '<style>*, ::before, ::after {transition: none !important; animation: none !important}</style>'));"""
-VERIFY = """import collections, copy, datetime, itertools, json, math, re, resource, statistics, string, sys
-import types, unicodedata, urllib.parse, _strptime
+VERIFY = """import json, sys, types
 path, state = json.load(sys.stdin)
-source, answer, sys.stdout = open(path).read(), sys.stdout, sys.stderr  # what it prints is no answer
+answer, sys.stdout = sys.stdout, sys.stderr  # what it prints is no answer
 reply = types.SimpleNamespace(status_code=200 if state else 404, ok=bool(state), text=state,
                               json=lambda: json.loads(state), raise_for_status=lambda: state or 1 / 0)
 sys.modules['requests'] = types.SimpleNamespace(get=lambda url, **_: reply, RequestException=OSError)
-for what, most in (('NOFILE', 0), ('NPROC', 0), ('FSIZE', 0), ('AS', 512 << 20)):
-    resource.setrlimit(getattr(resource, 'RLIMIT_' + what), (most, most))
-exec(compile(source, path, 'exec'), space := {'__name__': 'verifier'})
-print(json.dumps(space['verify']('http://application')), file=answer)"""
+exec(open(path).read(), space := {'__name__': 'verifier'})
+success, says = space['verify']('http://application')
+print(json.dumps(success), file=answer)"""
 
 
 def verified(verifier: Path, state: str, seconds: float) -> bool:
-    """What a verifier says of a state (JSON; '': the page never sent one). Raises Failed."""
-    try:
-        ran = subprocess.run([sys.executable, "-I", "-S", "-c", VERIFY], text=True, capture_output=True,
-                             input=json.dumps([str(verifier), state]), timeout=seconds, env={}, cwd="/")
-        success, says = json.loads(ran.stdout or ran.stderr[-200:])
-        assert isinstance(success, bool) and isinstance(says, str)
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"not verified by {verifier} in {seconds:g} s") from error
-    except (ValueError, TypeError, AssertionError) as error:
-        said = " ".join(ran.stderr[-200:].split())
-        raise Failed(f"not verified by {verifier}: {error!r} {said}") from error
-    return success
+    """What a verifier says of a state (JSON; '': the page never sent one). Raises Failed, TimeoutExpired."""
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", VERIFY], text=True, capture_output=True,
+                         input=json.dumps([str(verifier), state]), timeout=seconds, env={}, cwd="/")
+    if ran.stdout not in ("true\n", "false\n"):
+        raise Failed(f"not verified by {verifier}: {ran.stdout} {' '.join(ran.stderr[-200:].split())}")
+    return ran.stdout == "true\n"
 
 
 class Application(Page, AbstractBrowserTask):
@@ -75,10 +67,7 @@ class Application(Page, AbstractBrowserTask):
         if host:
             return None
         if path == "api/state" and request.method == "PUT":
-            try:
-                self.state = json.dumps(json.loads(request.post_data_buffer or b""))
-            except (ValueError, RecursionError):  # the last one stays
-                return {"status": 400}
+            self.state = request.post_data
         if path.startswith("api/"):  # a stream of events that answers 204 ends
             return {"body": self.state} if path == "api/state" and self.state else {"status": 204}
         file = path.split("/")[0] in SERVED and below(self.row["root"], path)
@@ -90,7 +79,7 @@ class Application(Page, AbstractBrowserTask):
         return over and verified(self.row["root"] / self.row["verify"], self.state, self.seconds), over
 
 
-def rows(on: Benchmark) -> dict[str, dict]:
+def tasks(on: Benchmark) -> dict[str, dict]:
     """{"gmail/task_e1": row of real-tasks.json} of all applications in a folder."""
     found = {f"{file.parent.name}/{row['id']}": row | {
         "root": file.parent.resolve(), "url": f"http://{file.parent.name.lower()}.infinity"}
@@ -101,10 +90,6 @@ def rows(on: Benchmark) -> dict[str, dict]:
     return found
 
 
-def tasks(on: Benchmark) -> list[str]:
-    return list(rows(on))
-
-
 def browser(on: Benchmark) -> Browser:
-    known = rows(on)
+    known = tasks(on)
     return Browser(lambda start: Application(known[start.task], on.step_seconds / 2 or 15.0))

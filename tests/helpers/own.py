@@ -1,8 +1,7 @@
 """A benchmark of a test's own pages, for envs.Env in a real Chromium: no network, no waiting. A page whose
-title begins with `won` is a success. `sites`: a JSON file of {name: HTML}. Seed 1: with controls."""
+title begins with `won` is a success. `sites`: {name: HTML}, as JSON. Seed 1: with controls."""
 
 import json
-from pathlib import Path
 
 from browsergym.core.task import OpenEndedTask
 
@@ -10,7 +9,7 @@ from envs.browsergym import Browser, Page
 
 
 class Own(Page, OpenEndedTask):
-    clock, settle, controls = "2020-01-06T00:00:00Z", 0.0, False
+    clock, settle = "2020-01-06T00:00:00Z", 0.0
 
     def __init__(self, start, pages):
         super().__init__(start.seed, f"http://own/{start.task}", "Do it.")
@@ -27,9 +26,5 @@ class Own(Page, OpenEndedTask):
         return float(won), won
 
 
-def tasks(on):
-    return list(json.loads(Path(on.sites).read_text()))
-
-
 def browser(on):
-    return Browser(lambda start: Own(start, json.loads(Path(on.sites).read_text())), on.hosts)
+    return Browser(lambda start: Own(start, json.loads(on.sites)))
