@@ -37,14 +37,12 @@ class Engine:
 @dataclass(frozen=True)
 class Benchmark:
     """Whose pages: MiniWoB++'s, or those of another benchmark, and what that needs."""
-    # miniwob, infinity, webarena, webarena_lite, webvoyager or openended.
-    benchmark: str = ""
+    benchmark: str = ""  # miniwob, infinity, webarena, webarena_lite, webvoyager or openended
     sites: str = ""  # infinity: the folder of its applications
     # webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line.
     task_file: str = ""
     hosts: tuple[str, ...] = ()  # Live pages may reach these beside those of their tasks (*.example.org)
     grader_url: str = ""  # webvoyager, openended: a chat server (.../v1#NAME) that judges what was answered
-    screenshots: int = 0  # How many of the last screenshots the grader is shown; 0: the last page's text
     step_seconds: float = 0.0  # A longer step fails the try, and not the agent (0: 30; live 60, WebArena 120)
 
     def __post_init__(self):
@@ -82,9 +80,8 @@ class SFT:
     seed: int = 0  # Seed of the order of the examples
 
     def __post_init__(self):
-        if self.epochs <= 0 or min(self.tokens, self.microbatches, self.checkpoint_every) < 1:
-            raise UserError(f"--epochs {self.epochs:g} --tokens {self.tokens} --microbatches "
-                            f"{self.microbatches} --checkpoint-every {self.checkpoint_every}: give more")
+        if min(self.epochs, self.tokens, self.microbatches, self.checkpoint_every) <= 0:
+            raise UserError("--epochs, --tokens, --microbatches, --checkpoint-every: give more than 0")
 
 
 # ---- dreaming: train.py ------------------------------------------------------------------------------------
@@ -94,7 +91,7 @@ class Train:
     """Dreaming, and learning from it by GSPO."""
     # Folder of the SFT policy: where training starts, and, without `judge`, the frozen judge.
     policy: str = "stanfordnlp/llama8b-nnetnav-live"
-    world_model: str = "runs/paper/world_model"  # Folder, or a chat server's model: http://host:port/v1#NAME
+    world_model: str = "runs/paper/world_model"  # Folder of the world model
     judge: str = ""  # Folder of the frozen judge: a reward model, or a base that still answers questions
     # Folder of the trained policy. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl, report.html,
     # checkpoint/, config.json and curve.png.
@@ -125,9 +122,7 @@ class Train:
     max_new_tokens: int = 4096  # Longest answer of the agent (paper: 16k; NNetNav's have some hundreds)
     context: int = 24576  # Longest prompt with its answer of the agent, in tokens (paper: 32k + 16k)
     world_model_temperature: float = 0.7  # Of the world model (authors' script: 0.7, with a top_p of .9)
-    # Longest prediction, in tokens (paper: responses of 16k, NOTES 1.3; the authors' script: 8,192, which
-    # cuts off 36 to 48 % of the pages that are written out, NOTES 2.7).
-    world_model_tokens: int = 16384
+    world_model_tokens: int = 16384  # Longest prediction, in tokens (paper: 16k; script: 8,192, NOTES 2.7)
     world_model_context: int = 40960  # A page that the agent can read, and an answer that writes one out
     judge_tokens: int = 1024  # Longest verdict with its reasons; 0: it answers at once (reward models)
     judge_context: int = 49152  # The judge reads two such pages
@@ -136,9 +131,8 @@ class Train:
     evaluate_seeds: str = "1000000:4"  # START:COUNT, of the dev range, which are never learned from
     evaluate_horizon: int = 10  # Most steps of an episode in them
     checkpoint_every: int = 5  # Updates from one checkpoint to the next
-    discard_limit: float = 0.5  # Stop where more of the first three updates' dreams were discarded; 1: never
-    # vllm: an engine a rank, servers. transformers: all in this process.
-    sampler: Literal["vllm", "transformers"] = "vllm"
+    discard_limit: float = 0.5  # Stop where more of the first update's dreams were discarded; 1: never
+    sampler: Literal["vllm", "transformers"] = "vllm"  # vllm: engines, servers. transformers: in this process
     # vLLM servers of the world model (http://host:port/v1), asked in turn. Without any train.py starts one.
     world_model_urls: tuple[str, ...] = ()
     judge_urls: tuple[str, ...] = ()  # The same for the judge
@@ -146,23 +140,18 @@ class Train:
     # The servers that train.py starts for world model and judge.
     world_model_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.5, tensor_parallel=8))
     judge_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.0, tensor_parallel=8))
-    # Of matrix products; auto: the faster type here (lm.matrix_type).
-    compute: Literal["bfloat16", "float32", "auto"] = "bfloat16"
+    compute: Literal["bfloat16", "float32", "auto"] = "bfloat16"  # Of matrix products; auto: the faster here
     offload: bool = False  # Weights, gradients, Adam in host memory between uses (paper: "FSDP offloading")
 
     def __post_init__(self):
-        for wrong, why in (
-                (min(self.minibatches, self.group_size) < 2,
-                 "minibatches and group-size: 2 at least, or every ratio is exactly 1, or every advantage 0"),
-                (min(self.groups, self.horizon, self.checkpoint_every) < 1,
-                 "groups, horizon and checkpoint-every: give at least 1"),
-                (not all(0 <= share <= 1 for share in (self.expert_fraction, self.real_fraction)),
-                 "expert-fraction and real-fraction are shares: give values from 0 to 1"),
-                (self.temperature <= 0, "temperature: rollouts of a group must differ; give more than 0"),
-                (self.sampler == "transformers" and (self.world_model_urls or self.judge_urls),
-                 "world-model-urls and judge-urls are for --sampler vllm; or give --world-model URL#NAME")):
-            if wrong:
-                raise UserError(f"--{why}")
+        if min(self.minibatches, self.group_size) < 2:
+            raise UserError("--minibatches, --group-size: give 2, or ratios are all 1, or advantages all 0")
+        if not all(0 <= share <= 1 for share in (self.expert_fraction, self.real_fraction)):
+            raise UserError("--expert-fraction and --real-fraction are shares: give values from 0 to 1")
+        if min(self.groups, self.horizon, self.temperature, self.checkpoint_every) <= 0:
+            raise UserError("--groups, --horizon, --temperature, --checkpoint-every: give more than 0")
+        if self.sampler == "transformers" and (self.world_model_urls or self.judge_urls):
+            raise UserError("--world-model-urls and --judge-urls are for --sampler vllm")
 
 
 # ---- presets -----------------------------------------------------------------------------------------------
@@ -203,10 +192,9 @@ TRAIN = {
                  updates=150, tokens=8192, max_new_tokens=512, world_model_tokens=1024, judge_tokens=0,
                  context=4096, world_model_context=4608, judge_context=8192, evaluate_every=50,
                  policy_engine=Engine(2.0), world_model_server=Engine(2.0), judge_server=Engine(1.5)),
-    # A reward model that is right in nine verdicts of ten on the others is near chance on focus-text-2: which
-    # of three boxes, all without a name, is the 2nd (AUC .66 to .72, NOTES 11.8)? 135 M parameters and not
-    # 8 B: fifty times the paper's rate. A turn has some 20 tokens where the paper's has hundreds, and s_i is
-    # a mean over them: its noise, and what one step moves it by, are that much larger, and so is the clip.
+    # The reward model is near chance on focus-text-2 (NOTES 11.8). 135 M parameters and not 8 B: fifty times
+    # the paper's rate. A turn has some 20 tokens where the paper's has hundreds, and s_i is a mean over them:
+    # its noise, and what one step moves it by, are that much larger, and so is the clip.
     "laptop": Train("runs/laptop/sft", "runs/laptop/world_model", "runs/laptop/reward_model",
                     "runs/laptop/dream", SMALL, updates=10, groups=8, first_pages=True,
                     not_dreamed=("focus-text-2",), minibatches=2, lr=5e-5, eps_low=0.03, eps_high=0.04,

@@ -100,24 +100,16 @@ def assign(costs: Sequence[float], ranks: int) -> list[list[tuple[int, float]]]:
 
     With a sharded model the ranks go through round j of their shares together, layer by layer: it takes as
     long as its most expensive microbatch. So the most expensive ones, one for each rank, are the first round,
-    and the next are the second. Within a round the rank with the least to do so far gets the most. A rank
-    that comes out short repeats the cheapest with weight 0.0: it joins all collectives, adds nothing.
+    and the next are the second. A rank that comes out short repeats the cheapest with weight 0.0: it joins
+    all collectives, adds nothing.
 
     >>> assign([5, 9, 4], ranks=2)
-    [[(1, 1.0), (2, 0.0)], [(0, 1.0), (2, 1.0)]]
+    [[(1, 1.0), (2, 1.0)], [(0, 1.0), (2, 0.0)]]
     """
     order = sorted(range(len(costs)), key=lambda index: -costs[index])
-    shares: list[list[tuple[int, float]]] = [[] for _ in range(ranks)]
-    for start in range(0, len(order), ranks):
-        for k, share in enumerate(sorted(shares, key=lambda share: sum(costs[i] for i, _ in share)), start):
-            share.append((order[k], 1.0) if k < len(order) else (order[-1], 0.0))
-    return shares
-
-
-def idle(steps: Sequence[Sequence[int]], ranks: int) -> float:
-    """The share of the ranks' time that waits for another's microbatch. `steps`: each step's costs."""
-    taken = ranks * sum(sum(sorted(costs)[::-1][::ranks]) for costs in steps)
-    return 1 - sum(map(sum, steps)) / taken if taken else 0.0
+    dealt = [(index, 1.0) for index in order]
+    dealt += [(index, 0.0) for index in order[-1:]] * (-len(order) % ranks)
+    return [dealt[rank::ranks] for rank in range(ranks)]
 
 
 # ---- sharded weights ---------------------------------------------------------------------------------------
@@ -151,11 +143,12 @@ def load_weights(model: Module, folder: str | Path, home: torch.device,
     model.to_empty(device=home)
     model.tie_weights()  # type: ignore[operator]  # to_empty made two tensors of a tied head
     # Rotary frequencies and their like are in no file. transformers' _init_weights, which each of its models
-    # overrides, knows how they are made, and leaves what is marked; nan shows what it does not know.
+    # overrides, knows how they are made, and leaves what is marked. What it does not know stays nan, by which
+    # lm.check_logps finds it.
     for p in model.parameters():
         p._is_hf_initialized = True  # type: ignore[attr-defined]
     for buffer in model.buffers():
-        buffer.fill_(math.nan if buffer.is_floating_point() else -1)
+        buffer.fill_(math.nan)
     model.apply(model._init_weights)  # type: ignore[arg-type]
     plain = lambda name: name.replace(".base_layer.", ".")
     # named_parameters() and not state_dict(): a tied head appears once, and buffers not at all.
@@ -169,8 +162,6 @@ def load_weights(model: Module, folder: str | Path, home: torch.device,
         # dcp ignores a weight that is not the model's, and takes either of two files that both hold one.
         wrong = [f"{n} has no place in it" for n in there if n not in known and not n.endswith("inv_freq")]
         wrong += [f"{name} is in two files" for name, found in there.items() if len(found.chunks) > 1]
-        wrong += [f"nothing fills {name}" for name, buffer in model.named_buffers()
-                  if buffer.dtype == torch.bool or not (buffer.isfinite() & (buffer != -1)).all()]
         if wrong:
             raise UserError(f"{folder}: {min(wrong)}; download it again, or take another model: experts that "
                             "lie one by one are not read")
@@ -226,21 +217,19 @@ def save_checkpoint(folder: str | Path, step: int, model: Module, optimizer: Opt
         dcp.save(_state(model, optimizer) | {"run": json.dumps(run)}, checkpoint_id=path)
     for old in _whole(folder)[:-keep] if rank() == 0 else []:
         shutil.rmtree(old)
-    barrier()
 
 
 @torch.no_grad()
-def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run: dict,
-                    may_change: Sequence[str] = ()) -> int:
+def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run: dict) -> int:
     """Load the newest checkpoint, on any number of ranks; returns its step, 0 when there is none. All ranks
-    call it. Raises UserError when it cannot be read, or its run differs in a key that is not `may_change`."""
+    call it. Raises UserError when it cannot be read, or is of another `run`."""
     if not (paths := _whole(folder)):
         return 0
     path, state = paths[-1], {"run": ""}
     with file_errors(f"{path} cannot be read", "delete it to go on from the one before"):
         dcp.load(state, checkpoint_id=path)
         then, now = json.loads(state["run"]), json.loads(json.dumps(run))
-        for key in sorted(now.keys() - set(may_change)):
+        for key in sorted(now):
             if then.get(key) != now[key]:
                 raise UserError(f"{path} is from another config ({key} was {str(then.get(key))[:200]} and is "
                                 f"{str(now[key])[:200]}); give another --out, or delete {folder}")

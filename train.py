@@ -1,10 +1,6 @@
-"""The loop: dream, score, update, and evaluate on real pages now and then.
-
-    for each update:
-        1. evaluate on real pages, sometimes
-        2. dream: a few starts, a group of rollouts from each, experts mixed in (dream.py)
-        3. advantages in each group, old log-probs, `minibatches` GSPO steps (gspo.py)
-        4. log; checkpoint
+"""The loop. An update, as train() has it below: 1. evaluate on real pages, now and then; 2. dream: a group of
+rollouts from each of a few starts, experts mixed in (dream.py); 3. advantages in each group, old log-probs,
+`minibatches` GSPO steps (gspo.py); 4. log, checkpoint.
 
     python train.py laptop                                          # after `make`, whose models it takes
     python train.py laptop --real-fraction 1 --out runs/real        # real pages: no world model, no judge
@@ -29,7 +25,7 @@ What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the u
     sampler_gap             mean |sampled - scored log-prob|: .01 in bf16, .2 where a sync failed (NOTES 5.9)
     clip_frac               share of rollouts that the clip leaves out, over the minibatches
     ratio_mean, ratio_max, abs_log_ratio        s_i of Eq. 7; mean |log s_i| before any clip
-    grad_norm, idle         before the norm's clip; share of the ranks' backward passes that waits
+    grad_norm               before its clip
     seconds_rollouts, seconds_update, seconds_evaluate
 """
 
@@ -57,9 +53,8 @@ import inference
 import lm
 import report
 from config import TRAIN, Train, UserError, chosen
-from data import Start
 from judge import AnyJudge, Judge
-from policy import Rollout, Turn, rollout
+from policy import Rollout, Turn
 from world_model import AnyWorldModel, WorldModel
 
 # (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
@@ -82,7 +77,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
     optimizer = torch.optim.AdamW(model.net.parameters(), config.lr, (0.9, 0.98), weight_decay=0.0,
                                   fused=True)
     run = identity(config)
-    done = distributed.load_checkpoint(files / "checkpoint", model.net, optimizer, run, MAY_CHANGE)
+    done = distributed.load_checkpoint(files / "checkpoint", model.net, optimizer, run)
     if done > config.updates:
         raise UserError(f"{files} has done {done} updates: give as many --updates, or another --out")
     if first:
@@ -92,12 +87,6 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             os.replace(files / "cut.tmp", files / name)
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
         print(f"{files}: {done} of {config.updates} updates are done; {len(starts)} starts")
-
-    async def episode(start: Start) -> Rollout:
-        async with pages() as page:
-            return await rollout(page, agent, start, config.evaluate_horizon, config.max_new_tokens, 0.0, 0)
-
-    discards, tried = Counter[str](), 0
     with (contextlib.nullcontext(env) if env or not (config.evaluate_every or config.real_fraction)
           else envs.open(config.on) as pages,
           open(files / "metrics.jsonl" if first else os.devnull, "a") as log,
@@ -113,8 +102,8 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
                 dev = distributed.shard_rows(pages.dev_starts(config.evaluate_seeds, starts))
-                success = [rollout.reward for rollout in distributed.collect(lm.together(map(episode, dev)))
-                           if not envs.failed(rollout)]
+                played = envs.Envs.play(pages, agent, dev, config.evaluate_horizon, config.max_new_tokens)
+                success = [done.reward for done in distributed.collect(played) if not envs.failed(done)]
                 metrics |= {"real_success": round(fmean(success), 4)} if success else {}
                 metrics["seconds_evaluate"] = round(time.time() - began, 1)
             if n == config.updates:
@@ -128,11 +117,11 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             batch = dream.batch(models, sampled, config, (config.seed, n), pages, real)
             metrics |= of_batch(batch) | {"seconds_rollouts": round(time.time() - began, 1)}
             report.keep(dreams, n, config.updates, batch, model.tokenizer.decode)
-            discards.update(metrics["discarded"])
-            tried += sum(bool(rollout.discarded) or not rollout.expert for rollout in batch.rollouts)
-            if n == 2 and discards.total() > config.discard_limit * tried:
-                raise UserError(f"{discards.total()} of {tried} rollouts discarded: {dict(discards)}. Give "
-                                "longer contexts and answers, other models, or --discard-limit 1")
+            lost = sum(metrics["discarded"].values())
+            tried = sum(bool(rollout.discarded) or not rollout.expert for rollout in batch.rollouts)
+            if n == 0 and lost > config.discard_limit * tried:
+                raise UserError(f"{lost} of {tried} rollouts discarded: {metrics['discarded']}. Give longer "
+                                "contexts and answers, other models, or --discard-limit 1")
 
             # ---- 3. update, unless no group has a signal; all ranks hold the batch, and agree ----
             began = time.time()
@@ -170,7 +159,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
     logp, graph = score(model, minibatches[0], config, learn=True)  # last: it is learned from next
     old_logps = [logp, *later]
     gap = check_gap(minibatches, old_logps)
-    seen, costs = [], []  # of each step: its metrics, its microbatches' tokens
+    seen = []  # each step's metrics
     for step, (part, turns, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
         # In old_logp's microbatches: the difference is the policy's change, not another padding's rounding.
         logp, graph = score(model, turns, config, learn=True) if step else (logp, graph)  # (N,)
@@ -190,11 +179,9 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
         seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.net, config.clip_norm)})
         optimizer.step()
         optimizer.zero_grad()
-        costs.append(plan([turns[k] for k in left], config)[1])
     model.net.eval()
     means = {name: fmean([found[name] for found in seen]) for name in seen[0]}
-    means |= {"ratio_max": max(found["ratio_max"] for found in seen), "sampler_gap": gap,
-              "idle": distributed.idle(costs, distributed.world_size())}
+    means |= {"ratio_max": max(found["ratio_max"] for found in seen), "sampler_gap": gap}
     return {name: round(value, 6) for name, value in means.items()}
 
 
@@ -202,20 +189,21 @@ def sizes(turns: Sequence[Turn]) -> list[int]:
     return [len(turn.completion_ids) for turn in turns]
 
 
-def plan(turns: Sequence[Turn], config: Train) -> tuple[list[list[int]], list[int]]:
-    """(microbatches of turns, the tokens of each)."""
+def shares(turns: Sequence[Turn], config: Train) -> list[tuple[list[int], float]]:
+    """This rank's microbatches of turns, each with its weight. A weight of 0 marks a duplicate: all ranks
+    make the same number of forwards (distributed.assign)."""
     lengths = [len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns]
     microbatches = lm.microbatches(lengths, config.tokens)
-    return microbatches, [sum(lengths[k] for k in which) for which in microbatches]
+    costs = [sum(lengths[k] for k in which) for which in microbatches]
+    mine = distributed.assign(costs, distributed.world_size())[distributed.rank()]
+    return [(microbatches[index], weight) for index, weight in mine]
 
 
 def passes(model: lm.LM, turns: Sequence[Turn], config: Train) -> Iterator[tuple]:
-    """This rank's microbatches: (which turns, weight, their log-probs in a row). A weight of 0 marks a
-    duplicate: all ranks make the same number of forwards (distributed.assign)."""
-    microbatches, costs = plan(turns, config)
-    for index, weight in distributed.assign(costs, distributed.world_size())[distributed.rank()]:
-        pairs = [(turns[k].prompt_ids, turns[k].completion_ids) for k in microbatches[index]]
-        yield microbatches[index], weight, lm.token_logps(model, pairs, config.temperature)[0]
+    """This rank's microbatches: (which turns, weight, their log-probs in a row)."""
+    for which, weight in shares(turns, config):
+        pairs = [(turns[k].prompt_ids, turns[k].completion_ids) for k in which]
+        yield which, weight, lm.token_logps(model, pairs, config.temperature)[0]
 
 
 def score(model: lm.LM, turns: Sequence[Turn], config: Train,
@@ -223,7 +211,7 @@ def score(model: lm.LM, turns: Sequence[Turn], config: Train,
     """(log pi_theta (N,) of all tokens, on the CPU of every rank; what `passes` gave, with its graph). Each
     rank scores its share. With `learn` the graph is kept, if each rank has one microbatch at most: the memory
     holds one. Otherwise the list is empty."""
-    learn = learn and len(plan(turns, config)[0]) <= distributed.world_size()
+    learn = learn and len(shares(turns, config)) <= 1
     mine, graph = list[tuple[int, torch.Tensor]](), []
     with torch.set_grad_enabled(learn):
         for which, weight, logp in passes(model, turns, config):
@@ -251,19 +239,18 @@ def of_batch(batch: dream.Batch) -> dict:
     """What is logged of a batch (the docstring)."""
     sampled = [done for done in batch.rollouts if not done.expert and not done.discarded]
     turns = [turn for done in sampled for turn in done.turns]
-    real = [done for done in batch.rollouts if done.real]
     means: dict[str, Sequence[float]] = {
         "dream_success": [done.reward for done in sampled if not done.real],
         "real_train_success": [done.reward for done in sampled if done.real],
         "truncated": [done.truncated for done in sampled], "no_action": [done.no_action for done in sampled],
         "turns": [len(done.turns) for done in sampled], "turn_tokens": sizes(turns),
         "entropy": [-logp for turn in turns for logp in turn.logps]}
+    kinds = Counter("experts" if done.expert else "real_rollouts" if done.real else "dreams"
+                    for done in batch.rollouts)
     causes = Counter(":".join(done.discarded.split(":")[:2]) for done in batch.rollouts if done.discarded)
     return {name: round(fmean(values), 4) for name, values in means.items() if values} | {
-        "groups": batch.signals, "learned": len(batch.learned), "discarded": dict(causes),
-        "experts": sum(done.expert for done in batch.rollouts), "real_rollouts": len(real),
-        "dreams": sum(not done.expert and not done.real for done in batch.rollouts),
-        "real_steps": sum(len(done.start.prefix) + len(done.steps) for done in real)}
+        "groups": batch.signals, "learned": len(batch.learned), "discarded": dict(causes), **kinds,
+        "real_steps": sum(len(done.start.prefix) + len(done.steps) for done in batch.rollouts if done.real)}
 
 
 def write(log, metrics: dict, bar: tqdm) -> None:
@@ -275,17 +262,18 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     bar.update("learned" in metrics)
 
 
-# What a resumed run may change: how far it goes, what changes no update but for rounding, and contexts: what
-# does not fit is discarded, so later updates may be others.
+# What a resumed run may change: how far it goes; what changes no update but for rounding; and contexts, as
+# what does not fit is discarded.
 MAY_CHANGE = ("updates", "evaluate_every", "evaluate_seeds", "evaluate_horizon", "checkpoint_every", "out",
               "tokens", "offload", "discard_limit", "context", "world_model_context", "judge_context",
               "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")
 
 
 def identity(config: Train) -> dict:
-    """What a checkpoint holds of its run: the settings, and a digest of the models and recordings that they
-    name (of each file its size and last MiB: all of an 8B model would take a minute)."""
-    settings = asdict(config) | {"compute": str(lm.matrix_type(config.compute))}
+    """What has to be the same where a run goes on: settings, and a digest of the models and recordings that
+    they name (of each file its size and last MiB: all of an 8B model would take a minute)."""
+    settings = {name: value for name, value in asdict(config).items() if name not in MAY_CHANGE}
+    settings["compute"] = str(lm.matrix_type(config.compute))
     for name in ("policy", "world_model", "judge", "recorded"):
         path, digest = Path(settings[name]), hashlib.sha256()
         for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
@@ -305,12 +293,10 @@ def load_models(config: Train, files: Path, world_model: AnyWorldModel | None = 
     compute, vllm = lm.matrix_type(config.compute), config.sampler == "vllm"
     sharded, dreamed = distributed.world_size() > 1 or vllm, config.real_fraction < 1
     needed: dict[str, Any] = {}  # of what is not handed in: folder, URLs, server, context
-    if dreamed and not (world_model or inference.is_url(config.world_model)):
+    if dreamed and not world_model:
         needed["world_model"] = (config.world_model, config.world_model_urls, config.world_model_server,
                                  config.world_model_context)
     if dreamed and not judge:
-        if inference.is_url(config.judge):
-            raise UserError("--judge is a folder: a chat server gives no log-probs (vLLM's: --judge-urls)")
         if not (config.judge or config.judge_tokens):
             raise UserError("a policy judges by its reasons: give --judge-tokens, or a reward model: --judge")
         needed["judge"] = (config.judge or config.policy, config.judge_urls, config.judge_server,
@@ -325,11 +311,10 @@ def load_models(config: Train, files: Path, world_model: AnyWorldModel | None = 
         local = lambda folder, context: lm.Batched(lm.freeze(lm.load(folder, context, compute)))
         samplers = {name: local(folder, context) for name, (folder, *_, context) in needed.items()}
         agent = local(config.policy, config.context) if sharded else lm.Batched(model)
-    if dreamed and not judge:
-        judge = Judge(samplers["judge"], config.judge_tokens)
-    if dreamed and not world_model:
-        sampler: Any = samplers.get("world_model") or inference.Chat(config.world_model)
-        world_model = WorldModel(sampler, config.world_model_tokens, config.world_model_temperature)
+    if found := samplers.get("world_model"):
+        world_model = WorldModel(found, config.world_model_tokens, config.world_model_temperature)
+    if found := samplers.get("judge"):
+        judge = Judge(found, config.judge_tokens)
     return model, dream.Models(agent, world_model, judge)
 
 

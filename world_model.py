@@ -128,8 +128,6 @@ class WorldModel:
         for attempt in (0, 1):
             how = self.max_new_tokens, self.temperature or float(attempt), lm.mix(seed, attempt)
             sample = await self.sampler.generate(prompt, *how)
-            if sample.refused:
-                raise Invalid("world model: too long: the server refuses the page")
             if sample.truncated:
                 raise Invalid(f"world model: cut off: after {len(sample.ids)} tokens")
             try:

@@ -171,7 +171,7 @@ class CountingEnv:
     `cut` fails, as where a browser's page hung."""
 
     def __init__(self, end: int = 10**9, cut: int = 10**9):
-        self.end, self.cut, self.taken, self.unjudged = end, cut, [], []
+        self.end, self.cut, self.taken = end, cut, []
 
     async def reset(self, start):
         self.start, self.n, self.over = start, int(start.url.rpartition("/")[2] or 0), False

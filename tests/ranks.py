@@ -2,11 +2,9 @@
 import os
 import random
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
-import pytest
 import torch
 from conftest import CountingPages, small, start
 from helpers.scores import pairs_of
@@ -16,36 +14,41 @@ import dream
 import lm
 import sft
 import train
-from config import SFT, Train, UserError
+from config import SFT, Train
 from policy import Rollout, Turn
 
 
-def agent(folder: Path, compute: torch.dtype = torch.float32, offload: bool = False) -> lm.LM:
+def agent(folder: Path, offload: bool = False) -> lm.LM:
     """In float32 only the order of sums differs between ranks."""
-    return lm.load(folder / "model", 512, compute, sharded=distributed.grouped(), offload=offload)
+    return lm.load(folder / "model", 512, torch.float32, sharded=distributed.grouped(), offload=offload)
 
 
 def state(model: lm.LM) -> dict[str, torch.Tensor]:
     return {name: value.cpu().clone() for name, value in distributed.full_tensors(model.net, torch.float32)}
 
 
+def rollouts_of(rng: random.Random, count: int) -> list[Rollout]:
+    """Rollouts of one to three turns with random tokens, which nobody sampled."""
+    ragged = lambda turns: pairs_of(rng, [(rng.randrange(3, 30), rng.randrange(1, 10)) for _ in range(turns)])
+    return [Rollout(start(), turns=[Turn(*pair, []) for pair in ragged(1 + k % 3)]) for k in range(count)]
+
+
 def update(folder: Path, how: str) -> tuple[dict, dict]:
-    """Three GSPO steps on ragged rollouts. `lone`: of one microbatch each, fewer than ranks. `left`: without
-    advantages in the second, so that no rank makes a backward pass, but momentum moves on."""
-    model, rng = agent(folder, offload=how == "offload"), random.Random(0)
-    pairs = iter(pairs_of(rng, [(rng.randrange(3, 30), rng.randrange(1, 10)) for _ in range(13)]))
-    rollouts = [Rollout(start(), turns=[Turn(*next(pairs), []) for _ in range(1 + k % 3)]) for k in range(7)]
-    advantages, order = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5]), list(range(7))
+    """Three GSPO steps, the second without advantages: no rank makes a backward pass, but momentum moves on.
+    `lone`: of one microbatch each, fewer than ranks."""
+    model, rollouts, order = agent(folder, how == "offload"), rollouts_of(random.Random(0), 7), list(range(7))
+    advantages = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
     random.Random(3).shuffle(order)  # as train.update
-    advantages[order[1::3]] *= how != "left"
+    advantages[order[1::3]] = 0.0
     optimizer = torch.optim.SGD(model.net.parameters(), lr=0.03, momentum=0.9)
-    config = Train(minibatches=3, clip_norm=1e9 if how == "lone" else 5, eps_low=0.03, eps_high=0.04,
+    config = Train(minibatches=3, clip_norm=3, eps_low=0.03, eps_high=0.04,
                    tokens=9999 if how == "lone" else 60)
     return train.update(model, optimizer, rollouts, advantages, config, random.Random(3)), state(model)
 
 
-def fit(folder: Path, checkpoint: str, *_again) -> tuple[dict, int, dict]:
-    """Six steps of three microbatches, so that a rank of two repeats one; or what follows on a checkpoint."""
+def fit(folder: Path, checkpoint: str) -> tuple[dict, int, dict]:
+    """Six steps of three microbatches, so that a rank of two repeats one; or what follows on a checkpoint:
+    two steps."""
     model, rng, passes = agent(folder), random.Random(1), []
     items = [pairs_of(rng, [(rng.randrange(3, 30), rng.randrange(1, 10))]) for _ in range(23)]
     config = SFT(epochs=2, lr=1e-3, tokens=64, microbatches=3, checkpoint_every=4)
@@ -53,26 +56,9 @@ def fit(folder: Path, checkpoint: str, *_again) -> tuple[dict, int, dict]:
     return sft.fit(model, items, config, folder / checkpoint, loss), len(passes), state(model)
 
 
-def rounded(folder: Path) -> dict:
-    """A model in bf16 whose weights bf16 cannot say: the weights behind a forward. Its log-probs bf16 cannot
-    say either. Then a nan in the gradient of rank 1, which stops both."""
-    model = agent(folder, torch.bfloat16)
-    with torch.no_grad():
-        for p in model.net.parameters():
-            p.mul_(1.001)
-    logp, _ = lm.token_logps(model, [([5, 6], [7, 8, 9, 10])])
-    weights = state(model)
-    assert logp.dtype == torch.float32 and (logp != logp.bfloat16()).all()
-    logp.sum().backward()
-    model.net.model.norm.weight.grad.to_local()[:] *= torch.nan if distributed.rank() else 1
-    with pytest.raises(UserError, match="the gradient's norm is nan"):
-        distributed.clip_grad_norm(model.net, 1.0)
-    return weights
-
-
 def loop(folder: Path, name: str) -> int:
-    """train.py, half of its groups on real pages: how many pages were opened. Rank 0 removes folders, and
-    slowly. `killed` dies in its first life, behind a checkpoint and a line: rank 1 by kill -9."""
+    """train.py, half of its groups on real pages: how many pages were opened. `killed` dies in its first
+    life, behind a checkpoint and a line: rank 1 by kill -9."""
     batch, pages = dream.batch, CountingPages(end=4)
 
     def dies(*given):
@@ -83,10 +69,8 @@ def loop(folder: Path, name: str) -> int:
 
     config = small(folder, folder / "model", out=str(folder / name), expert_fraction=0.5, real_fraction=0.5,
                    evaluate_seeds="1000000:5", evaluate_horizon=1)
-    slow = lambda *_, **__: time.sleep(0.3)
-    with mock.patch.object(dream, "batch", dies), mock.patch.object(lm.shutil, "rmtree", slow):
+    with mock.patch.object(dream, "batch", dies):
         train.train(config, pages)
-    assert (folder / name / "config.json").exists(), "a rank went on before the policy was written"
     return len(pages.envs)
 
 

@@ -1,7 +1,6 @@
 """Claims about distributed.py: two real ranks (gloo) do what one process without a group does (ranks.py)."""
 import shutil
 
-import peft
 import pytest
 import ranks
 import torch
@@ -23,52 +22,41 @@ EXACT, WEIGHTS, NAMES = {"rtol": 0, "atol": 0}, "model.safetensors", ("straight"
 def done(taught, tmp_path_factory):
     """A folder; what one process made of each job; what ranks 0 and 1 did. torchrun restarts them once."""
     folder = shutil.copytree(taught, tmp_path_factory.mktemp("ranks") / "model").parent
-    jobs = ["update,ragged", "update,lone", "update,left", "fit,of-1"]
+    jobs = ["update,ragged", "update,lone", "fit,of-1"]
     alone = {job: ranks.run(folder, job) for job in [*jobs, "loop,alone"]}
-    jobs += ["loop,straight", "update,offload", "fit,of-2", "fit,of-2,again", "rounded"]
+    jobs += ["loop,straight", "update,offload", "fit,of-2"]
     torchrun(ranks.__file__, folder, "loop,killed", *jobs, restarts=1)
     return folder, alone, *({job: torch.load(folder / f"{job}.{rank}") for job in jobs} for rank in (0, 1))
 
 
-@pytest.mark.parametrize("how", ["ragged", "lone", "left", "offload"])
+@pytest.mark.parametrize("how", ["ragged", "lone", "offload"])
 def test_an_update_of_two_ranks_is_that_of_one(done, how):
     """Guards NOTES 5.6, 5.10, 5.11, 9.2: a mean over ranks, a denominator or a norm of one; a repeated
     microbatch that counts; a hang where a rank has no work; embedding and head as before the last step."""
     _, alone, first, second = done
     (one, state), (two, found) = alone["update," + how.replace("offload", "ragged")], first[f"update,{how}"]
     assert_close(found, state, rtol=1e-4, atol=2e-6)
-    assert two | {"idle": 0} == pytest.approx(one, rel=1e-4) and one["grad_norm"] > 5, "it has to clip"
-    assert two == second[f"update,{how}"][0] and 0 < two["idle"] <= 0.5
+    assert two == pytest.approx(one, rel=1e-4) and one["grad_norm"] > 3, "it has to clip"
+    assert two == second[f"update,{how}"][0]
 
 
-def test_fine_tuning_on_two_ranks_is_that_on_one_and_goes_on_from_a_checkpoint_of_either(done):
+def test_fine_tuning_on_two_ranks_is_that_on_one_and_goes_on_from_a_checkpoint_of_the_other(done):
     """Guards: a mean over ranks of means over tokens, a repeated microbatch that is learned; weights without
-    the optimizer's moments, or read only on as many ranks as wrote them. Bit for bit on as many."""
+    the optimizer's moments, or read only on as many ranks as wrote them."""
     folder, alone, both, _ = done
-    (one, passes, state), (two, half, state_of_2) = alone["fit,of-1"], both["fit,of-2"]
-    assert two == pytest.approx(one | {"idle": two["idle"]}, rel=1e-4) and 0 < two["idle"] < 0.5
-    assert (passes, half) == (3 * one["steps"], 2 * one["steps"])
-    for found in (both["fit,of-2"], both["fit,of-1"], ranks.fit(folder, "of-2")):
+    (one, passes, state), (two, half, _) = alone["fit,of-1"], both["fit,of-2"]
+    assert two == pytest.approx(one, rel=1e-4) and (passes, half) == (6 * 3, 6 * 2)
+    on_two, on_one = both["fit,of-1"], ranks.fit(folder, "of-2")
+    assert (on_two[1], on_one[1]) == (2 * 2, 2 * 3), "it goes on from step 4"
+    for found in (both["fit,of-2"], on_two, on_one):
         assert_close(found[2], state, rtol=1e-3, atol=1e-5)
-    for again, left, same in ((ranks.fit(folder, "of-1"), passes - 3 * 4, state),
-                              (both["fit,of-2,again"], half - 2 * 4, state_of_2)):
-        assert again[1] == left
-        assert_close(again[2], same, **EXACT)
-
-
-def test_in_bf16_logits_and_weights_are_float32_and_a_nan_of_one_rank_stops_all(done):
-    """Guards NOTES 9.2, 10.2: a sync or save of what FSDP has gathered in bf16; log s_i rounded to bf16; nan
-    weights in the next checkpoint, or a rank that stops while the others wait."""
-    folder, _, *both = done
-    wanted = {name: 1.001 * value for name, value in ranks.state(ranks.agent(folder)).items()}
-    assert_close([found["rounded"] for found in both], [wanted] * 2)
 
 
 def test_the_loop_on_two_ranks_is_that_on_one_and_killed_is_not_killed(done):
     """Guards: dreams that depend on the rank that dreams them; an evaluation of one rank's share; a resume
     that dreams otherwise. torchrun gives its restart the old store, in which the dead ranks stand."""
     folder, alone, first, second = done
-    logged = [[{key: row[key] for key in row if "seconds" not in key and key != "idle"}
+    logged = [[{key: row[key] for key in row if "seconds" not in key}
                for row in report.read(folder / f"{name}.run/metrics.jsonl")] for name in NAMES]
     assert logged[0] == logged[1] and [row["update"] for row in logged[0]] == list(range(5))
     near = lambda value: pytest.approx(value, rel=0.02, abs=1e-4) if type(value) is float else value
@@ -89,7 +77,6 @@ def test_every_microbatch_is_dealt_once_in_rounds_that_no_other_order_makes_shor
     assert dealt == [(index, 1.0) for index in range(len(costs))]
     takes = sum(max(costs[index] for index, _ in together) for together in zip(*shares))
     assert takes == sum(sorted(costs, reverse=True)[::count]), "the most expensive together: no sum is less"
-    assert distributed.idle([costs], count) == pytest.approx(1 - sum(costs) / (count * takes) if costs else 0)
 
 
 # ---- folders -----------------------------------------------------------------------------------------------
@@ -101,11 +88,10 @@ def small(kind: str = "llama", **more):
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more))
 
 
-def filled(folder, change):
+def filled(folder):
     """The model of a folder, by load_weights."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-        change(model)
     distributed.load_weights(model, folder, torch.device("cpu"))
     return model
 
@@ -115,29 +101,25 @@ def filled(folder, change):
     ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "tie_word_embeddings": True})])
 def test_weights_and_buffers_are_those_of_transformers_own_loading(tmp_path, kind, more):
     """Guards: OLMo-3's `sliding_attention_inv_freq` and Gemma-3's `embed_scale`, garbage after the meta
-    device; a tied head that is two tensors; a weight that an adapter has renamed; bf16 that stays bf16."""
+    device; a tied head that is two tensors; bf16 that stays bf16."""
     small(kind, **more).to(torch.bfloat16).save_pretrained(tmp_path)
-    lora = peft.LoraConfig(target_modules=["q_proj"])
-    ours = filled(tmp_path, lambda model: peft.inject_adapter_in_model(lora, model, low_cpu_mem_usage=True))
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ours, whole = filled(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for listed in ("named_parameters", "named_buffers"):
-        found = {n.replace(".base_layer.", "."): x for n, x in getattr(ours, listed)() if ".lora_" not in n}
-        assert_close(found, dict(getattr(whole, listed)()), **EXACT)
+        assert_close(dict(getattr(ours, listed)()), dict(getattr(whole, listed)()), **EXACT)
 
 
-@pytest.mark.parametrize("says, harm, buffer", [
-    ("not fully covered", lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-1]), ()),
-    ("lm_head.weight", lambda at: (at / WEIGHTS).unlink(), ()),
-    ("a.b has no place", lambda at: save_file({"a.b": torch.ones(2)}, at / "b.safetensors"), ()),
-    ("is in two files", lambda at: shutil.copy(at / WEIGHTS, at / "old.safetensors"), ()),
-    ("model.inv_freq", lambda at: None, ("inv_freq", torch.ones(2), False))])
-def test_a_folder_that_does_not_hold_its_model_whole_and_once_is_a_line(tmp_path, says, harm, buffer):
+@pytest.mark.parametrize("says, harm", [
+    ("not fully covered", lambda at: (at / WEIGHTS).write_bytes((at / WEIGHTS).read_bytes()[:-1])),
+    ("lm_head.weight", lambda at: (at / WEIGHTS).unlink()),
+    ("a.b has no place", lambda at: save_file({"a.b": torch.ones(2)}, at / "b.safetensors")),
+    ("is in two files", lambda at: shutil.copy(at / WEIGHTS, at / "old.safetensors"))])
+def test_a_folder_that_does_not_hold_its_model_whole_and_once_is_a_line(tmp_path, says, harm):
     """Guards: half a download that is read as a model; dcp, which takes either of two files that hold a
-    weight, and ignores a weight that is not the model's; a buffer that nobody fills, let pass by its name."""
+    weight, and ignores a weight that is not the model's."""
     small().save_pretrained(tmp_path)
     harm(tmp_path)
     with pytest.raises(UserError, match=f"^{tmp_path}.*{says}[^\n]*$"):
-        filled(tmp_path, lambda model: buffer and model.model.register_buffer(*buffer))
+        filled(tmp_path)
 
 
 def test_a_checkpoint_is_of_what_is_trained_and_what_cannot_be_used_is_a_line(tmp_path):
@@ -147,8 +129,8 @@ def test_a_checkpoint_is_of_what_is_trained_and_what_cannot_be_used_is_a_line(tm
     model.model.embed_tokens.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=True)
-    save = lambda n: distributed.save_checkpoint(tmp_path, n, model, optimizer, {"lr": 1, "out": "a"})
-    load = lambda: distributed.load_checkpoint(tmp_path, model, optimizer, {"lr": 1, "out": 2}, ["out"])
+    save = lambda n: distributed.save_checkpoint(tmp_path, n, model, optimizer, {"lr": 1})
+    load = lambda: distributed.load_checkpoint(tmp_path, model, optimizer, {"lr": 1})
     save(0)
     assert not load() and not optimizer.state
     for n in (1, 2, 10):

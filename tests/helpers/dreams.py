@@ -36,9 +36,9 @@ def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES",
     return lambda prompt: writers[kind(prompt)](prompt)
 
 
-def who(agent, world=None, judge=None) -> dream.Models:
-    """These three; where one is left out, the agent."""
-    return dream.Models(agent, WorldModel(world or agent, 200, 0.5), Judge(judge or agent, 60))
+def who(sampler) -> dream.Models:
+    """One sampler as all three."""
+    return dream.Models(sampler, WorldModel(sampler, 200, 0.5), Judge(sampler, 60))
 
 
 def turn(prompt: str) -> int:

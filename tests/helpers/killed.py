@@ -6,7 +6,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,19 +21,16 @@ class Kill(BaseException):
 @contextlib.contextmanager
 def killed(place: Any, name: str, call: int = 1, behind: bool = False) -> Iterator[None]:
     """What runs in here dies in call number `call` of place.name: before it begins, or `behind` it."""
-    function, calls = getattr(place, name), 0
+    function, calls = getattr(place, name), count(1)
 
     def dying(*args, **kwargs):
-        nonlocal calls
-        calls += 1
-        if calls != call:
-            return function(*args, **kwargs)
-        if behind:
-            function(*args, **kwargs)
-        raise Kill
+        last = next(calls) == call
+        found = None if last and not behind else function(*args, **kwargs)
+        if last:
+            raise Kill
+        return found
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Kill):
-        patch.setattr(place, name, dying)
+    with mock.patch.object(place, name, dying), pytest.raises(Kill):
         yield
 
 
@@ -46,13 +45,8 @@ def shot(command: Callable[[], Any], place: Any, name: str, target: Callable[...
         # several threads at once: without this line some find no pool ("Invalid thread pool!").
         torch.set_num_threads(1)
         function = getattr(place, name)
-
-        def dying(*args, **kwargs):
-            if target(*args, **kwargs):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        setattr(place, name, dying)
+        die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+        setattr(place, name, lambda *args, **how: die() if target(*args, **how) else function(*args, **how))
         command()
     except BaseException:
         traceback.print_exc()

@@ -6,7 +6,6 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -32,18 +31,15 @@ def torchrun(script: str | Path, *words, restarts: int = 0) -> None:
     tests are about. torchrun, told to end, ends its ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts",
                str(restarts), "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", script, *words]
-    with tempfile.TemporaryFile("w+") as log:
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-        ranks = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, env=os.environ | own)
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, env=os.environ | own) as ranks:
         try:
-            code: int | str = ranks.wait(300)
+            said, _ = ranks.communicate(timeout=300)
         except subprocess.TimeoutExpired:
-            code = "they hang"
-        finally:
             ranks.terminate()
-            ranks.wait()
-        log.seek(0)
-        assert code == 0, f"{code}: {log.read()[-6000:]}"
+            said = ranks.communicate()[0] + "\nthey hang"
+    assert ranks.returncode == 0, said[-6000:]
 
 
 @contextlib.contextmanager
