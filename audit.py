@@ -57,12 +57,13 @@ class Audit(evaluate.Agent):
 
 def loaded(config: Audit, what: str) -> Any:
     """What an audit needs of dream.Models."""
-    agent = evaluate.sampler_of(config) if what != "pages" else None
-    judge = Judge(
-        evaluate.frozen(config.judge, config.judge_context), config.judge_tokens) if what != "pages" else None
-    world = None if what == "judge" else WorldModel(
-        evaluate.frozen(config.world_model, config.world_model_context), config.world_model_tokens,
-        config.world_model_temperature)
+    agent, world, judge = None, None, None
+    if what != "pages":
+        agent = evaluate.sampler_of(config)
+        judge = Judge(evaluate.frozen(config.judge, config.judge_context), config.judge_tokens)
+    if what != "judge":
+        world = WorldModel(evaluate.frozen(config.world_model, config.world_model_context),
+                           config.world_model_tokens, config.world_model_temperature)
     return Models(agent, world, judge)  # type: ignore[arg-type]
 
 
@@ -147,7 +148,7 @@ def of_verdicts(rows: Sequence[dict]) -> dict:
 def of_judge(config: Audit, models: Any) -> dict:
     """The judge on the agent's own episodes that ended."""
     with envs.open(config.on, config.pages) as pages:
-        first = pages.starts(config.tasks, config.seeds, config.limit)
+        first = pages.starts(config.tasks, config.seeds)
         played = pages.play(models.agent, first, config.horizon, config.max_new_tokens, config.temperature)
 
     async def judged(done: Rollout) -> dict:
@@ -192,7 +193,7 @@ def of_dreams(config: Audit, models: Any) -> dict:
                 "reward": w2r, "real": own.reward, "margin": imagined.verdict and imagined.verdict.margin}
 
     with envs.open(config.on, config.pages) as pages:
-        first = pages.starts(config.tasks, config.seeds, config.limit)
+        first = pages.starts(config.tasks, config.seeds)
         rows = lm.together(one(k, start) for k, start in enumerate(first))
     whole, found = [row for row in rows if not row["why"]], {}
     for task, of in by_task(whole):

@@ -45,7 +45,6 @@ class Agent:
     temperature: float = 0.0  # Sampling temperature; 0 is greedy, as in all reported success rates
     on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)  # Whose pages
     tasks: tuple[str, ...] = ()  # Names with * and ?; by default all, or MiniWoB++'s `laptop` (scored, all)
-    limit: int = 0  # How many of the benchmark's tasks, spread over its list; 0: all
     seeds: str = "1000200:10"  # START:COUNT: tries of each task of MiniWoB++. Other tasks are tried once
     horizon: int = 0  # Most steps; 0: the benchmark's own (data.HORIZONS), or 14
     pages: int = 0  # Tries side by side; 0: two a core
@@ -76,8 +75,8 @@ def sampler_of(agent: Agent) -> Any:
     if agent.agent_url:
         return inference.Chat(agent.agent_url)  # its prompts are messages
     if agent.sampler == "vllm":
-        folder = lm.check_folder(agent.checkpoint)
-        return lm.Batched(inference.Engine(folder, agent.context, config=agent.engine))
+        return lm.Batched(inference.Engine(lm.check_folder(agent.checkpoint), agent.context,
+                                           config=agent.engine))
     return frozen(agent.checkpoint, agent.context)
 
 
@@ -94,9 +93,7 @@ def as_row(done: Rollout, pages: bool = False) -> dict:
     end = ("failed" if failed else "no action" if done.no_action else "too long" if done.discarded
            else "steps ran out" if done.truncated else "stop" if stopped else "the page")
     row = {"task": done.start.task, "seed": done.start.seed, "reward": done.reward, "end": end,
-           "failed": done.discarded if failed else "", "actions": [str(step.action) for step in done.steps],
-           "tokens": sum(len(turn.completion_ids) for turn in done.turns)}
-    row |= {"unjudged": done.verdict} if failed and done.verdict else {}
+           "failed": done.discarded if failed else "", "actions": [str(step.action) for step in done.steps]}
     return row | ({"goal": done.start.goal, "pages": [step.page for step in done.steps] + [done.final_page],
                    "thoughts": [step.thought for step in done.steps],
                    "errors": [step.error for step in done.steps]} if pages else {})
@@ -130,10 +127,9 @@ def evaluate(config: Evaluate, agent: Any = None, side: str = "") -> str:
     made["weights"] = digest.hexdigest()[:16]
     agent = agent or sampler_of(config)
     with envs.open(config.on, config.pages) as pages:
-        rows = [pages.judged(row) for row in read(file, made)] if file.exists() else []
-        rows = [row for row in rows if not row["failed"] or "unjudged" in row]
+        rows = [row for row in (read(file, made) if file.exists() else []) if not row["failed"]]
         there = {(row["task"], row["seed"]) for row in rows}
-        wanted = pages.starts(config.tasks, config.seeds, config.limit, side)
+        wanted = pages.starts(config.tasks, config.seeds, side)
         left = [start for start in wanted if (start.task, start.seed) not in there]
         file.parent.mkdir(parents=True, exist_ok=True)  # a line that was cut off goes, and what failed
         text = "".join(json.dumps(row) + "\n" for row in [{"made": made}, *rows])

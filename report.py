@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from difflib import SequenceMatcher
+from difflib import unified_diff
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
@@ -71,19 +71,14 @@ def read(file: Path) -> list[dict]:
 
 def marked(before: str, after: str) -> list[tuple[str, str]]:
     """The lines that changed from one page to the next, with their neighbours: [(sign, line)], sign "-" gone,
-    "+" new, "" equal, "..." left out. A page is hostile: of a long one the beginning is compared.
+    "+" new, " " equal, "@" some are left out. A page is hostile: of a long one the beginning is compared.
 
     >>> marked("[1] link 'a'\\n[2] link 'b'", "[1] link 'a'\\n[2] link 'c'")
-    [('', "[1] link 'a'"), ('-', "[2] link 'b'"), ('+', "[2] link 'c'")]
+    [(' ', "[1] link 'a'"), ('-', "[2] link 'b'"), ('+', "[2] link 'c'")]
     """
     old, new = ([line[:LONGEST] for line in page.split("\n")[:LINES]] for page in (before, after))
-    found = []
-    for part in SequenceMatcher(None, old, new).get_grouped_opcodes(2):
-        for tag, a, b, c, d in part:
-            signs = [("", new[c:d])] if tag == "equal" else [("-", old[a:b]), ("+", new[c:d])]
-            found += [(sign, line.replace("\t", "  ")) for sign, lines in signs for line in lines]
-        found.append(("...", ""))
-    return found[:-1]
+    lines = [*unified_diff(old, new, n=2, lineterm="")]
+    return [(line[0], line[1:]) for line in lines[3:]]  # behind a diff's head
 
 
 # ---- curves ------------------------------------------------------------------------------------------------

@@ -32,7 +32,6 @@ from world_model import Prediction
 
 # ---- the environment ---------------------------------------------------------------------------------------
 
-
 def page_of(item: str, count: int) -> str:
     """A page as BrowserGym writes one: an element a line, its id in brackets, its name in quotes."""
     return (f"RootWebArea 'Shop', url='http://shop/'\n\t[1] spinbutton '{item}' value='{count}'\n"
@@ -72,8 +71,7 @@ class ShopEnv:
 
 
 class Shop:
-    """Environments: `async with shop() as env` is one, for an episode. (A browser would be opened and closed
-    there.)"""
+    """Environments: `async with shop() as env` is one, for an episode. A browser would be opened there."""
 
     @contextlib.asynccontextmanager
     async def __call__(self):
@@ -85,7 +83,6 @@ class Shop:
 
 
 # ---- who dreams --------------------------------------------------------------------------------------------
-
 
 class Imagined:
     """A world model (world_model.AnyWorldModel) that is code: the shop's own answer."""
@@ -104,7 +101,6 @@ class Clerk:
 
 
 # ---- record, clone, learn ----------------------------------------------------------------------------------
-
 
 async def visit(seed: int) -> dict:
     """An episode of at most four random clicks, as data.read_trajectories reads it."""
@@ -132,13 +128,9 @@ def prepare(out: str, updates: int = 12, base: str = SMALLEST) -> Train:
                    evaluate_every=updates, evaluate_horizon=4, evaluate_seeds="1000000:48")
 
 
-def learn(config: Train, loss: Callable = gspo.gspo_coefficients) -> list[dict]:
-    """train.py's loop, with our parts. Returns the lines of metrics.jsonl."""
+def learn(config: Train, loss: Callable = gspo.gspo_coefficients) -> None:
+    """train.py's loop, with our parts. Its `real_success` is on seeds that nothing is learned from."""
     train.train(config, env=Shop(), world_model=Imagined(), judge=Clerk(), loss=loss)
-    rows = list(map(json.loads, Path(f"{config.out}.run/metrics.jsonl").read_text().splitlines()))
-    found = [f"{row['real_success']:.2f}" for row in rows if "real_success" in row]
-    print(f"success in the shop, on seeds that nothing is learned from: {', then '.join(found)}")
-    return rows
 
 
 if __name__ == "__main__":

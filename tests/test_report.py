@@ -49,14 +49,14 @@ def test_a_page_shows_what_was_dreamed_also_of_a_run_that_was_killed(kept, tmp_p
 
 
 def test_no_text_of_a_stranger_is_markup_or_runs(kept, tmp_path):
-    """Guards: one text of a page, a goal, a thought, an answer or a try put in unescaped; a policy with
-    scripts. (What escaping might let through runs as soon as the policy is out.)"""
+    """Guards: a text of a page, a goal, a thought, an answer or a try put in unescaped; half a surrogate that
+    ends a run; a policy with scripts. (What escaping might let through runs as soon as the policy is out.)"""
     new = lambda row, n=count(): {key: f"{EVIL}{next(n)}" if of == str(of) else of for key, of in row.items()}
     (folder := tmp_path / "<img src=x onerror=ran('name')>.run").mkdir()
     (folder / "metrics.jsonl").write_text('{"update": 0, "learned": 4}\n')
     rows = [json.loads(line, object_hook=new) for line in kept().splitlines()]
     (folder / "dreams.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    row = dict.fromkeys(("task", "failed", "end", "goal"), EVIL) | {"seed": 0, "reward": 0.0}
+    row = dict.fromkeys(("task", "failed", "end", "goal"), EVIL + "\ud800") | {"seed": 0, "reward": 0.0}
     row |= {"actions": [EVIL], "thoughts": [EVIL], "errors": [EVIL], "pages": [EVIL, EVIL[:-1]]}
     (tries := tmp_path / "tries.jsonl").write_text('{"made": {}}\n' + json.dumps(row) + "\n")
     with sync_playwright() as play:
@@ -70,4 +70,5 @@ def test_no_text_of_a_stranger_is_markup_or_runs(kept, tmp_path):
                 page.wait_for_timeout(200)
                 assert sorted(page.evaluate("runs")) == ran
             assert page.locator("script, img, iframe, a, svg[onload]").count() == 2, "BAD's"
-            assert page.text_content("body").count(EVIL) >= least, "all of it can still be read"
+            seen = page.text_content("body")
+            assert seen.count(EVIL) >= least and "–" in seen, "all can be read; what failed has this sign"
