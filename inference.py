@@ -56,9 +56,7 @@ MARGIN = {"temperature": 0.0, "max_tokens": 1, "logprobs": 2}  # between two tok
 # What torchrun sets for its processes, and the engine for its own.
 RANKS = "RANK|LOCAL_|GROUP_|ROLE_|WORLD_SIZE|MASTER_|TORCHELASTIC_|VLLM_ENABLE_V1_MULTIPROCESSING"
 TRIES, PAUSE = 6, 1.0  # of a request; seconds before the second, then twice as many each time
-TOO_LONG = (r"(?is)HTTP 4(00|13): .*(context.{0,9}length|maximum context|max_model_len|"
-            r"(?<!tokens is )too (long|large))")  # and not OpenAI's "max_tokens is too large"
-is_url = lambda name: str(name).startswith(("http://", "https://"))
+TOO_LONG = r"(?is)HTTP (413|400: .*(context|max_model_len|too long))"  # OpenAI's words, and vLLM's
 
 
 def environment() -> dict[str, str]:
@@ -136,10 +134,10 @@ class Engine:
         return [at[a].logprob - at[b].logprob for at, a, b in zip(first, yes, no)]
 
     def sync(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take over (name, whole tensor) of all weights, under the folder's names, in the model's order. The
-        iterator may gather each when it is asked for it: then every rank calls sync() at the same point. A
-        tensor must stay as it is until the next call: vLLM holds a layer until it is complete. Raises
-        ValueError when a weight is left out, on all ranks alike."""
+        """Take over (name, whole tensor) of all weights, under the folder's names, in the model's order
+        (NOTES 7.5). The iterator may gather each when it is asked for: then every rank calls sync() at the
+        same point. A tensor must stay as it is until the next call: vLLM holds a layer until it is complete.
+        Raises ValueError when a weight is left out, on all ranks alike."""
         seen = set()
 
         def noted() -> Iterator[tuple[str, torch.Tensor]]:
@@ -203,19 +201,16 @@ def start_server(folder: str | Path, context: int, config: EngineConfig, log: Pa
 def serve(models: Mapping[str, tuple[str | Path, Sequence[str], EngineConfig, int]],
           files: Path) -> dict[str, "Client"]:
     """A Client for each named (folder, URLs, config, context). Without URLs: of a server with that context
-    (tokens) that the first rank of each machine starts there (log: files/NAME.0.log). All ranks call it, and
-    all of them raise the EngineError of the rank that could not."""
-    machine, first = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"
+    (tokens) that rank 0 starts (log: files/NAME.log). All ranks call it, and all raise its EngineError."""
     try:
-        mine = {name: [*urls] or [start_server(folder, context, config, files / f"{name}.{machine}.log")]
-                for name, (folder, urls, config, context) in models.items() if first}
+        mine = {name: [*urls] or [start_server(folder, context, config, files / f"{name}.log")]
+                for name, (folder, urls, config, context) in models.items() if distributed.rank() == 0}
     except EngineError as error:
         mine = error  # type: ignore[assignment]
-    ranks = distributed.gather((machine, mine))
-    if errors := [theirs for _, theirs in ranks if isinstance(theirs, EngineError)]:
-        raise errors[0]
-    local = next(theirs for where, theirs in ranks if where == machine)  # of the first rank there
-    return {name: Client(local[name], folder) for name, (folder, *_) in models.items()}
+    found = distributed.gather(mine)[0]
+    if isinstance(found, EngineError):
+        raise found
+    return {name: Client(found[name], folder) for name, (folder, *_) in models.items()}
 
 
 # ---- clients -----------------------------------------------------------------------------------------------
@@ -234,8 +229,8 @@ class Servers:
                                       limits=httpx.Limits(max_connections=64, keepalive_expiry=2.0))
         get = lambda url: httpx.get(f"{url}/models", headers=self.http.headers, timeout=30, trust_env=False)
         try:
-            self.models = [it.json()["data"][0] if it.is_success else {} for it in map(get, urls)]
-        except (httpx.RequestError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
+            self.models = [get(url).raise_for_status().json()["data"][0] for url in urls]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
             raise EngineError(f"no server lists its models at {' and '.join(urls)} ({error!r}); give the URL "
                               "of one that does, such as http://127.0.0.1:8000/v1") from error
 
@@ -268,7 +263,7 @@ class Client:
         self.tokenizer = lm.load_tokenizer(folder)
         self.template, models = gpt_oss.template(self.tokenizer), self.servers.models
         if not all("max_model_len" in model for model in models):
-            raise EngineError(f"{', '.join(urls)}: not vLLM servers (0.32 or newer) that let us in")
+            raise EngineError(f"{', '.join(urls)}: not vLLM servers (0.32 or newer)")
         self.context, self.name = min(model["max_model_len"] for model in models), models[0]["id"]
 
     async def generate(self, prompt: list[int], max_new_tokens: int, temperature: float,
@@ -287,14 +282,14 @@ class Client:
 
 
 class Chat:
-    """An agent or a world model that is asked with messages, at any server with OpenAI's chat/completions.
-    Without token ids and log-probs it is never trained, and cannot judge. It is its own template. `url`: with
-    /v1; behind # may stand the model's name, else it is the first that the server lists."""
+    """An agent that is asked with messages, at any server with OpenAI's chat/completions. Without token ids
+    and log-probs it is never trained, and cannot judge. It is its own template. `url`: with /v1; behind # may
+    stand the model's name, else it is the first that the server lists."""
 
     def __init__(self, url: str):
         url, _, name = url.partition("#")
         self.servers, self.context = Servers([url.rstrip("/")], "OPENAI_API_KEY"), float("inf")
-        self.template, self.name = self, name or self.servers.models[0].get("id", "")
+        self.template, self.name = self, name or self.servers.models[0]["id"]
 
     def prompt_ids(self, messages: list[dict]) -> list[dict]:
         """The messages, without anything that looks like a special token: "<|end|>", "<s>", "</s>"."""
@@ -309,15 +304,9 @@ class Chat:
         body = {"model": self.name, "messages": prompt, "max_tokens": max_new_tokens,
                 "temperature": temperature, "seed": seed}
         try:
-            return await self.servers.ask("/chat/completions", body, said)
+            return await self.servers.ask("/chat/completions", body, lambda choice: lm.Sample(
+                [], [], choice["message"].get("content") or "", choice.get("finish_reason") == "length"))
         except EngineError as error:
             if re.search(TOO_LONG, str(error)):
                 return lm.Sample([], [], "", True, refused=True)
             raise
-
-
-def said(choice: dict) -> lm.Sample:
-    text = choice["message"].get("content") or ""  # None: it thought, and said nothing
-    if not isinstance(text, str):  # parts
-        text = "".join(part["text"] for part in text if part["type"] == "text")
-    return lm.Sample([], [], text, choice.get("finish_reason") == "length")

@@ -82,7 +82,7 @@ class Rollout:
     expert: bool = False  # a recorded success, and not the agent's own
     real: bool = False  # done on real pages to learn from them; the page gives the reward (dream.py)
     predictions: list = field(default_factory=list)  # a dream's, one an action; None for stop and go_back
-    verdict: Any = None  # the judge.Verdict of a dream; of a real try without one, what was asked (envs/)
+    verdict: Any = None  # the judge.Verdict of a dream
 
     @property
     def past(self) -> tuple[str, ...]:
@@ -94,8 +94,8 @@ async def rollout(env: Env, agent: Sampler, start: Start, horizon: int, max_new_
                   temperature: float, seed: int) -> Rollout:
     """A rollout from `start`. It ends by stop, by the environment, by a text that is no action or was cut off
     (reward 0: this is the agent's own doing, and nothing else keeps an agent from rambling), after `horizon`
-    turns (truncated, reward 0), or by Invalid (discarded). Temperature 0 is greedy. A turn's seed is made of
-    `seed` and its number: who waits for whom changes which turns are one batch, and nothing else."""
+    turns (truncated, reward 0), or by Invalid (discarded). A turn's seed is made of `seed` and its number:
+    who waits for whom changes which turns are one batch, and nothing else."""
     done = Rollout(start)
     try:
         obs = await env.reset(start)
@@ -197,13 +197,9 @@ def step_pair(model: Sampler, goal: str, step: Step, system: str = "") -> lm.Pai
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter) -> list[lm.Pair]:
     """(prompt, completion) of every step that fits the context and that the browser did not refuse. Adds to
     `counts`."""
-    pairs = []
-    for trajectory in trajectories:
-        for step in trajectory.steps:
-            pair = step_pair(model, trajectory.goal, step, trajectory.system)
-            counts["recorded steps"] += 1
-            if step.error or sum(map(len, pair)) > model.context:
-                counts["dropped: refused or too long"] += 1
-            else:
-                pairs.append(pair)
-    return pairs
+    steps = [(t, step) for t in trajectories for step in t.steps]
+    pairs = [step_pair(model, t.goal, step, t.system) for t, step in steps if not step.error]
+    fitting = [pair for pair in pairs if sum(map(len, pair)) <= model.context]
+    counts["recorded steps"] += len(steps)
+    counts["dropped: refused or too long"] += len(steps) - len(fitting)
+    return fitting

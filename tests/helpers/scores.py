@@ -14,7 +14,7 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
 
 
 def pairs_of(rng: random.Random, lengths) -> list[lm.Pair]:
-    """Random (prompt, completion) of the given lengths."""
+    """(prompt, completion) of the given lengths."""
     return [(random_ids(rng, prompt), random_ids(rng, completion)) for prompt, completion in lengths]
 
 
@@ -28,10 +28,9 @@ def own_logits(model: lm.LM, ids: Sequence[int]) -> torch.Tensor:
     net = model.net
     before = net.config._attn_implementation
     net.set_attn_implementation("eager")
-    try:
-        return net(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
-    finally:
-        net.set_attn_implementation(before)
+    logits = net(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float()
+    net.set_attn_implementation(before)
+    return logits
 
 
 @torch.no_grad()

@@ -22,12 +22,7 @@ def served(handler, **own):
 
 
 class Replies(http.server.BaseHTTPRequestHandler):
-    """A server's half of a request, silent. Tests add what it answers."""
-
-    def body(self) -> bytes:
-        return self.rfile.read(int(self.headers["Content-Length"]))
-
-    def reply(self, status: int, text: bytes, **headers: str) -> None:
+    def reply(self, status: int, text: bytes, headers: dict[str, str] = {}) -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(text))} | headers).items():
             self.send_header(name, value)
@@ -40,11 +35,11 @@ class Replies(http.server.BaseHTTPRequestHandler):
 
 # ---- a model behind a URL ----------------------------------------------------------------------------------
 
-
 class Model(Replies):
     """chat/completions, and vLLM's completions. `answer(body)` gives the text of the answer, or (status,
-    bytes), or None: it hangs up. The server notes what it was `asked`, with which `headers`, over which
-    `connections`, and how many questions were `open` at once at `most`. pause(): seconds before an answer."""
+    bytes) and perhaps headers, or None: it hangs up. The server notes what it was `asked`, with which
+    `headers`, over which `connections`, and how many questions were `open` at once at `most`. pause():
+    seconds before an answer."""
 
     protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
@@ -57,7 +52,7 @@ class Model(Replies):
         self.reply(200, json.dumps({"data": [{"id": "fake", "max_model_len": 4096}]}).encode())
 
     def do_POST(self):
-        server, body = self.server, json.loads(self.body())
+        server, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with server.lock:
             server.asked.append(body)
             server.headers.append(self.headers)
@@ -75,10 +70,10 @@ class Model(Replies):
 
 
 @contextlib.contextmanager
-def model(answer, pause=lambda: 0.0, handler=Model):
+def model(answer, pause=lambda: 0.0):
     """A server of Model; its `url` ends in /v1."""
-    with served(handler, answer=answer, pause=pause, asked=[], headers=[], connections=[], open=0,
-                most=0, lock=threading.Lock()) as server:
+    with served(Model, answer=answer, pause=pause, asked=[], headers=[], connections=[], open=0, most=0,
+                lock=threading.Lock()) as server:
         server.url += "/v1"
         yield server
 
@@ -92,17 +87,19 @@ def end(server) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def chat_answer(text, finish: str = "stop", **more) -> bytes:
-    message = {"role": "assistant", "content": text} | more
-    return json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}).encode()
+def chat_answer(text, finish: str = "stop") -> bytes:
+    return json.dumps({"choices": [{"message": {"content": text}, "finish_reason": finish}]}).encode()
 
 
 # ---- a site ------------------------------------------------------------------------------------------------
 
-
 class Site(Replies):
     """`pages` of the server: {path: text, or (status, headers, text), or a function of the handler that gives
     one of these}. It notes in `asked` the paths, and "connection"."""
+
+    def setup(self):
+        super().setup()
+        self.server.asked.append("connection")
 
     def do_GET(self):
         self.server.asked.append(self.path)
@@ -111,13 +108,9 @@ class Site(Replies):
         status, headers, text = said if isinstance(said, tuple) else (200, {}, said)
         text = text.replace("HERE", f"127.0.0.1:{self.server.port}").encode()
         with contextlib.suppress(OSError):  # nobody waits any more
-            self.reply(status, text, **{"Content-Type": "text/html; charset=utf-8"} | headers)
+            self.reply(status, text, {"Content-Type": "text/html; charset=utf-8"} | headers)
 
     do_POST = do_GET
-
-    def setup(self):
-        super().setup()
-        self.server.asked.append("connection")
 
 
 def site(pages=()):
