@@ -21,7 +21,7 @@ TASKS := --tasks $(word 2,$(ON))
 .PHONY: all short test test-vllm lint fast help chromium
 all: $(R)/dream.jsonl
 	@$(PY) evaluate.py --table $(R)/sft.jsonl $(R)/dream.jsonl
-	@$(PY) report.py $(R)/dream.run && echo "the curve: $(R)/dream.run/curve.png"
+	@$(PY) report.py $(R)/dream.run
 # Each stage makes a file, and is not run again where that is. Killed, the same command goes on.
 $(R)/sft/training.json: | chromium
 	@echo "==== 1 of 7: the policy learns from an explorer's successes. 5 minutes"

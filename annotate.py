@@ -58,7 +58,7 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
     """Ask for every transition that `out` does not hold, as the authors do but for their top_p of .9:
     temperature 1, 4,096 tokens. The browser's refusals need no rationale. An answer that is empty or cut off,
     or a page that the server refuses as too long, is counted, and asked again by the next run. Raises
-    EngineError for a server that does not answer.
+    UserError for a server that does not answer.
 
     Args:
         url: An OpenAI-compatible server; #NAME behind it names the model. OPENAI_API_KEY goes along.

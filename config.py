@@ -21,10 +21,6 @@ class UserError(ValueError):
     way out. A command prints it without a traceback; every other error keeps its own."""
 
 
-class EngineError(UserError):
-    """vLLM is missing, cannot start, or does not answer. The message names what failed and the way out."""
-
-
 @dataclass(frozen=True)
 class Engine:
     """vLLM, in a rank or as a server, on GPUs that the trainer uses as well (NOTES 9.10)."""
@@ -94,7 +90,7 @@ class Train:
     world_model: str = "runs/paper/world_model"  # Folder of the world model
     judge: str = ""  # Folder of the frozen judge: a reward model, or a base that still answers questions
     # Folder of the trained policy. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl, report.html,
-    # checkpoint/, config.json and curve.png.
+    # checkpoint/ and config.json.
     out: str = "runs/paper/dream"
     recorded: str = "nnetnav-live/train.jsonl"  # File of recorded trajectories: the experts and the starts
 

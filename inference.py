@@ -49,7 +49,7 @@ import distributed
 import gpt_oss
 import lm
 from config import Engine as EngineConfig
-from config import EngineError
+from config import UserError
 
 SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos": True}
 MARGIN = {"temperature": 0.0, "max_tokens": 1, "logprobs": 2}  # between two tokens that may come next
@@ -172,7 +172,7 @@ class Engine:
 
 def start_server(folder: str | Path, context: int, config: EngineConfig, log: Path) -> str:
     """Start a vLLM server of a model, and return its URL when it can answer. It ends with this process: a
-    server that dies ends the run, and the same command goes on. Raises EngineError with the end of `log`."""
+    server that dies ends the run, and the same command goes on. Raises UserError with the end of `log`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -194,21 +194,21 @@ def start_server(folder: str | Path, context: int, config: EngineConfig, log: Pa
             if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5.0, trust_env=False).is_success:
                 return f"http://127.0.0.1:{port}"
         time.sleep(0.5)
-    raise EngineError(f"the server of {folder} did not start; the end of {log}:\n"
+    raise UserError(f"the server of {folder} did not start; the end of {log}:\n"
                       + log.read_text(errors="replace")[-3000:])
 
 
 def serve(models: Mapping[str, tuple[str | Path, Sequence[str], EngineConfig, int]],
           files: Path) -> dict[str, "Client"]:
     """A Client for each named (folder, URLs, config, context). Without URLs: of a server with that context
-    (tokens) that rank 0 starts (log: files/NAME.log). All ranks call it, and all raise its EngineError."""
+    (tokens) that rank 0 starts (log: files/NAME.log). All ranks call it, and all raise its UserError."""
     try:
         mine = {name: [*urls] or [start_server(folder, context, config, files / f"{name}.log")]
                 for name, (folder, urls, config, context) in models.items() if distributed.rank() == 0}
-    except EngineError as error:
+    except UserError as error:
         mine = error  # type: ignore[assignment]
     found = distributed.gather(mine)[0]
-    if isinstance(found, EngineError):
+    if isinstance(found, UserError):
         raise found
     return {name: Client(found[name], folder) for name, (folder, *_) in models.items()}
 
@@ -218,7 +218,7 @@ def serve(models: Mapping[str, tuple[str | Path, Sequence[str], EngineConfig, in
 class Servers:
     """Servers of one model, asked in turn, without a proxy. `key` names the variable with the API key.
     Redirects are not followed: pages and key go to the host that the user named. `models`: the first that
-    each server lists. Raises EngineError where one does not answer."""
+    each server lists. Raises UserError where one does not answer."""
 
     def __init__(self, urls: Sequence[str], key: str):
         self.urls, self.turn, secret = urls, 0, os.environ.get(key, "").strip()
@@ -231,12 +231,12 @@ class Servers:
         try:
             self.models = [get(url).raise_for_status().json()["data"][0] for url in urls]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"no server lists its models at {' and '.join(urls)} ({error!r}); give the URL "
+            raise UserError(f"no server lists its models at {' and '.join(urls)} ({error!r}); give the URL "
                               "of one that does, such as http://127.0.0.1:8000/v1") from error
 
     async def ask(self, path: str, body: dict, read):
         """read(an answer's first choice). What fails (no connection, no answer in time, one that cannot be
-        read, 429, 5xx) is tried again at the next server; in the end EngineError, and at once for a 4xx."""
+        read, 429, 5xx) is tried again at the next server; in the end UserError, and at once for a 4xx."""
         first = self.turn = self.turn + 1
         for tried in range(TRIES):
             await asyncio.sleep(PAUSE * 2 ** (tried - 1) if tried else 0)
@@ -250,7 +250,7 @@ class Servers:
                 what = repr(error)
             if what.startswith("HTTP 4") and not what.startswith("HTTP 429"):
                 break
-        raise EngineError(f"{url}, asked {tried + 1} times as {body['model']!r}, gives no answer: {what}. "
+        raise UserError(f"{url}, asked {tried + 1} times as {body['model']!r}, gives no answer: {what}. "
                           "Its log says more; the same command goes on from the last checkpoint")
 
 
@@ -263,7 +263,7 @@ class Client:
         self.tokenizer = lm.load_tokenizer(folder)
         self.template, models = gpt_oss.template(self.tokenizer), self.servers.models
         if not all("max_model_len" in model for model in models):
-            raise EngineError(f"{', '.join(urls)}: not vLLM servers (0.32 or newer)")
+            raise UserError(f"{', '.join(urls)}: not vLLM servers (0.32 or newer)")
         self.context, self.name = min(model["max_model_len"] for model in models), models[0]["id"]
 
     async def generate(self, prompt: list[int], max_new_tokens: int, temperature: float,
@@ -306,7 +306,7 @@ class Chat:
         try:
             return await self.servers.ask("/chat/completions", body, lambda choice: lm.Sample(
                 [], [], choice["message"].get("content") or "", choice.get("finish_reason") == "length"))
-        except EngineError as error:
+        except UserError as error:
             if re.search(TOO_LONG, str(error)):
                 return lm.Sample([], [], "", True, refused=True)
             raise

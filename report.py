@@ -83,40 +83,20 @@ def marked(before: str, after: str) -> list[tuple[str, str]]:
 
 # ---- curves ------------------------------------------------------------------------------------------------
 
+# Where dream success rises alone, the judge is being fooled.
 SUCCESS = {"real_success": "real pages, dev seeds (greedy)",
            "dream_success": "dreams, by the judge (sampled)",
            "real_train_success": "real pages, learned from (sampled)"}
 
 
-def series(rows: Sequence[dict], names: dict[str, str]) -> dict[str, list[tuple[float, float]]]:
-    """{label: [(update, value), ...]} of what the rows have."""
-    return {label: [(row["update"], row[name]) for row in rows if name in row]
-            for name, label in names.items() if any(name in row for row in rows)}
-
-
-def plot(metrics: Path, file: Path) -> None:
-    """Draw success over the updates. Where dream success rises alone, the judge is being fooled."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for label, points in series(read(metrics), SUCCESS).items():
-        axes.plot(*zip(*points), "o-", label=label)
-    axes.set(xlabel="update", ylabel="success", ylim=(0, 1))
-    axes.legend(frameon=False, loc="lower right")
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
-
-
 def curve(title: str, rows: Sequence[dict], names: dict[str, str], top: float = 1) -> tuple[str, list[dict]]:
-    """What the template draws, in a plot of 300 by 100."""
-    last = max([row["update"] for row in rows] + [1])
-    return f"{title}, 0 to {top:g}", [
-        {"label": label, "now": f"{points[-1][1]:.3g}",
-         "points": " ".join(f"{300 * x / last:.1f},{100 - 100 * min(1, y / top):.1f}" for x, y in points)}
-        for label, points in series(rows, names).items()]
+    """What the template draws, in a plot of 300 by 100: a line for each of `names` that the rows have."""
+    last, lines = max([row["update"] for row in rows] + [1]), []
+    for name, label in names.items():
+        if points := [(row["update"], row[name]) for row in rows if name in row]:
+            at = [f"{300 * x / last:.1f},{100 - 100 * min(1, y / top):.1f}" for x, y in points]
+            lines.append({"label": label, "now": f"{points[-1][1]:.3g}", "points": " ".join(at)})
+    return f"{title}, 0 to {top:g}", lines
 
 
 # ---- the pages ---------------------------------------------------------------------------------------------

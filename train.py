@@ -139,7 +139,6 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
                 distributed.save_checkpoint(files / "checkpoint", n + 1, model.net, optimizer, run)
     lm.save(model, config.out)
     if first:
-        report.plot(files / "metrics.jsonl", files / "curve.png")
         print(f"the policy: {config.out}   a page to look at: {report.write(files)}")
 
 

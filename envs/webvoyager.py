@@ -43,7 +43,7 @@ SUCCESS or NOT SUCCESS."""
 
 
 class Judge:
-    """A judge behind a URL, asked at once: EngineError where it is set up wrongly."""
+    """A judge behind a URL, asked at once: UserError where it is set up wrongly."""
 
     def __init__(self, url: str):
         self.chat = inference.Chat(url)

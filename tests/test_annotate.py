@@ -11,7 +11,7 @@ import a11y
 import annotate
 import inference
 import sft
-from config import SFT, EngineError
+from config import SFT, UserError
 
 EIGHT = recorded(["click [1]"] * 7 + ["click [2]"])  # on pages 0 to 7
 number = lambda body: int(re.search(r"RootWebArea 'Count (\d+)'", body["messages"][0]["content"])[1])
@@ -66,7 +66,7 @@ def test_whatever_ended_a_run_the_same_command_asks_for_what_is_not_there(ask, t
     picky = {5: (400, b"maximum context length"), 6: "", 7: (200, servers.chat_answer("Half", "length"))}
     counts = ask(lambda body: picky.get(number(body), because(body)))[0]
     assert counts == {"annotated": 5, "no answer": 3}
-    with pytest.raises(EngineError):
+    with pytest.raises(UserError):
         ask(lambda body: (500, b"oh no") if number(body) == 6 else because(body))
     assert set(ask()[1]) <= {5, 6, 7}
     out = tmp_path / "new/r.jsonl"

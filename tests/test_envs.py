@@ -25,7 +25,7 @@ import data
 import envs
 import evaluate
 import lm
-from config import Benchmark, EngineError, UserError
+from config import Benchmark, UserError
 from data import Action, bids, parse_action, start
 from envs import browsergym, explore, infinity
 from envs.browsergym import Failed
@@ -418,7 +418,7 @@ def test_a_judge_set_up_wrongly_stops_the_run_and_no_verdict_is_no_failure_of_th
     judge = serving(lambda body: says[0])
     benchmark = live(tmp_path, site, {"/t": "<title>Tea</title><p>3.50"}, "webvoyager",
                      grader_url=f"{judge.url}#judge")
-    with pytest.raises(EngineError):
+    with pytest.raises(UserError, match="HTTP 401"):
         envs.open(benchmark, 1)
     says[0] = "Ready."
     with made(benchmark) as env:

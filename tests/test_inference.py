@@ -14,7 +14,7 @@ from helpers.processes import naming, torchrun, wait_for
 
 import inference
 import lm
-from config import EngineError
+from config import UserError
 from inference import Chat, Client
 
 BASE = base_folder()
@@ -101,14 +101,14 @@ def test_what_may_pass_is_tried_again_and_not_for_ever_and_what_never_works_once
         assert ask(client, [[7]]) == [[7, 3]] and [pause for pause in slept if pause] == [1, 2, 4]
     fails[:] = [failure] * 100
     why = f"HTTP {failure[0]}: {failure[1].decode()}" if failure and failure[0] != 200 else ""
-    with pytest.raises(EngineError, match=f"{server.url}/completions, asked {tries} times .*{why}"):
+    with pytest.raises(UserError, match=f"{server.url}/completions, asked {tries} times .*{why}"):
         ask(client, [[7]])
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "127.0.0.1:8000", "http://host:port/v1"])
 def test_a_url_where_no_server_is_says_so(url):
     """Guards: a traceback from httpx at the start of a run."""
-    with pytest.raises(EngineError, match="no server lists its models at"):
+    with pytest.raises(UserError, match="no server lists its models at"):
         Chat(url)
 
 
@@ -141,7 +141,7 @@ def test_pages_and_keys_go_to_the_host_that_was_named_and_nowhere_else(serving, 
     monkeypatch.setenv("OPENAI_API_KEY", "theirs")
     ask(Client([plain.url], BASE), [[7]])
     run(Chat(talks.url).generate([{"role": "user", "content": "Go."}], 8, 0.0, 0))
-    with pytest.raises(EngineError, match="HTTP 307"):
+    with pytest.raises(UserError, match="HTTP 307"):
         ask(Client([moves.url], BASE), [[7]])
     for server, key in ((plain, "ours"), (talks, "theirs")):
         assert [headers["Authorization"] for headers in server.headers] == [f"Bearer {key}"] * 2
@@ -164,7 +164,7 @@ RANK = '''
 import json, os, sys
 from pathlib import Path
 import distributed, inference
-from config import Engine, EngineError
+from config import Engine, UserError
 from helpers.processes import naming
 _, base, given = sys.argv
 distributed.init()
@@ -172,7 +172,7 @@ there = inference.serve({"one": (base, (), Engine(), 512), "two": (base, (given,
 said = [*[client.servers.urls for client in there.values()], len(naming(f"--model {base} "))]
 try:
     inference.serve({"bad": ("broken", (), Engine(), 512)}, Path("."))
-except EngineError as error:
+except UserError as error:
     Path(os.environ["RANK"]).write_text(json.dumps([*said, str(error)]))
 '''
 
