@@ -154,8 +154,7 @@ def _items(source: str) -> list[tuple[str, str]]:
 
 @functools.lru_cache(2**15)  # pages that follow each other share most lines; some 30 MB
 def _fields(text: str) -> tuple[str, str | None, dict[str, str]] | None:
-    """Role, name and attributes (for reading only: the next caller gets the same dict) of a line without its
-    id. None if _text would not restore the line."""
+    """Role, name, attributes (shared: only read it) of a line without its id; None if _text would differ."""
     match = _LINE.fullmatch(text)
     if match is None:
         return None
@@ -323,8 +322,7 @@ def _write(page: _Page, texts: dict, gone: set, slots: dict) -> str:
                 if not literal and text.startswith("[] "):
                     text, next_id = f"[{next_id}]{text[2:]}", next_id + 1
                 lines.append("\t" * (depth + deeper) + text)
-                label = "" if literal else _HEADS.findall(text)[0][1]
-                if label:
+                if not literal and (label := _HEADS.findall(text)[0][1]):
                     asked[label] = number
             continue
         if item in texts:
@@ -546,8 +544,7 @@ def _recognise(old: _Page, new: _Page) -> list[int | None]:
             if roles[0][i] == roles[1][j]:
                 to_old[j], to_new[i] = i, j
     _grow(old, new, to_old, to_new, rules[:3])
-    # The only child of its role that is left: the same under a new name (a counter, a heading). But if most
-    # matches had a new name, it would be another page.
+    # The only child left of its role: under a new name (a counter). If most had one, it is another page.
     sure = list(to_old)
     _grow(old, new, to_old, to_new, rules)
     found = [(i, j) for j, i in enumerate(to_old) if i is not None and new.bid[j] is not None]

@@ -54,7 +54,7 @@ def read(file: str) -> dict[str, str]:
 
 
 def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-live/train.jsonl",
-             out: str = "runs/paper/rationales.jsonl", at_once: int = 64) -> Counter:
+             out: str = "runs/paper/rationales.jsonl") -> Counter:
     """Ask for every transition that `out` does not hold, as the authors do but for their top_p of .9:
     temperature 1, 4,096 tokens. The browser's refusals need no rationale. An answer that is empty or cut off,
     or a page that the server refuses as too long, is counted, and asked again by the next run. Raises
@@ -64,7 +64,6 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
         url: An OpenAI-compatible server; #NAME behind it names the model. OPENAI_API_KEY goes along.
         recorded: Recorded trajectories.
         out: One line a transition.
-        at_once: Requests at once.
     """
     server, known, counts = inference.Chat(url), read(out), Counter[str]()
     trajectories = tqdm(data.read_trajectories(recorded), desc="annotating", unit="trajectory")
@@ -90,7 +89,7 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
 
     with open(out, "a") as file:
         print(file=file)  # ends a line that a kill cut off
-        lm.together(worker() for _ in range(at_once))
+        lm.together(worker() for _ in range(inference.AT_ONCE))
     return counts
 
 

@@ -10,7 +10,7 @@ judge in both; starts, temperature, rate, clip and minibatches in `laptop` (NOTE
 
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -25,7 +25,6 @@ class UserError(ValueError):
 class Engine:
     """vLLM, in a rank or as a server, on GPUs that the trainer uses as well (NOTES 9.10)."""
     kv_cache_gb: float = 7.0  # For keys and values on each GPU, in 1e9 bytes (Llama-3.1-8B: 131 kB a token)
-    max_num_seqs: int = 64  # Answers written at once; CUDA graphs for twice as many, 512 at most (NOTES 7.10)
     tensor_parallel: int = 1  # GPUs that share a server's model
     eager: bool = False  # Run without compilation and CUDA graphs: slower, but ready in seconds (for tests)
 
@@ -89,9 +88,7 @@ class Train:
     policy: str = "stanfordnlp/llama8b-nnetnav-live"
     world_model: str = "runs/paper/world_model"  # Folder of the world model
     judge: str = ""  # Folder of the frozen judge: a reward model, or a base that still answers questions
-    # Folder of the trained policy. OUT.run/ beside it holds metrics.jsonl, dreams.jsonl, report.html,
-    # checkpoint/ and config.json.
-    out: str = "runs/paper/dream"
+    out: str = "runs/paper/dream"  # Folder of the trained policy; OUT.run/ beside it has logs and checkpoints
     recorded: str = "nnetnav-live/train.jsonl"  # File of recorded trajectories: the experts and the starts
 
     updates: int = 1000  # How many batches are learned from
@@ -104,7 +101,7 @@ class Train:
     # most `horizon` steps. Otherwise from windows of the successes (paper).
     first_pages: bool = False
     not_dreamed: tuple[str, ...] = ()  # Tasks to leave out: those that the judge is blind to (audit.py judge)
-    on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)  # Whose pages
+    on: Annotated[Benchmark, tyro.conf.arg(name="")] = Benchmark()  # Whose pages
     seed: int = 0  # Seed of every random choice of this run: windows, starts, dreams, order
 
     minibatches: int = 4  # GSPO steps a batch (GSPO paper: 4)
@@ -132,10 +129,9 @@ class Train:
     # vLLM servers of the world model (http://host:port/v1), asked in turn. Without any train.py starts one.
     world_model_urls: tuple[str, ...] = ()
     judge_urls: tuple[str, ...] = ()  # The same for the judge
-    policy_engine: Engine = field(default_factory=Engine)  # vLLM in each rank
-    # The servers that train.py starts for world model and judge.
-    world_model_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.5, tensor_parallel=8))
-    judge_server: Engine = field(default_factory=lambda: Engine(kv_cache_gb=2.0, tensor_parallel=8))
+    policy_engine: Engine = Engine()  # vLLM in each rank
+    world_model_server: Engine = Engine(2.5, tensor_parallel=8)  # The server that train.py starts
+    judge_server: Engine = Engine(2.0, tensor_parallel=8)  # The same for the judge
     compute: Literal["bfloat16", "float32", "auto"] = "bfloat16"  # Of matrix products; auto: the faster here
     offload: bool = False  # Weights, gradients, Adam in host memory between uses (paper: "FSDP offloading")
 
@@ -201,8 +197,7 @@ TRAIN = {
 
 
 def chosen(presets: dict[str, Any]) -> Any:
-    """The preset that the command line names (else `paper`) with its flags put over it. An unknown flag ends
-    the program."""
+    """The preset that the command line names (else `paper`) with its flags. An unknown flag is an error."""
     words = sys.argv[1:] or ["paper"]
     if words[0].startswith("-") and words[0] not in ("-h", "--help"):
         words = ["paper", *words]

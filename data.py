@@ -174,8 +174,7 @@ def start(task: str, seed: int = 0) -> Start:
 
 
 def one_line(text: str) -> str:
-    """`text` with everything escaped that could pass for a line break, and lone surrogates (half an emoji),
-    which no tokenizer takes."""
+    """`text` with escapes for what could pass for a line break, and half emojis, which no tokenizer takes."""
     breaks = "[\n\r\v\f\x1c-\x1e\x85\u2028\u2029\ud800-\udfff]"
     return re.sub(breaks, lambda match: ascii(match[0])[1:-1], text)
 
@@ -265,13 +264,11 @@ def guard(page: str) -> str:
 
 
 def disarm(text: str) -> str:
-    """`text` without what a server, whose tokenizer is not known (lm.disarm), could read as a special token:
-    "< |end|>" for "<|end|>"."""
+    """lm.disarm for a server, whose special tokens are not known: "< |end|>" for "<|end|>"."""
     return re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
 
 
-# Greedy: below its true place no line of our prompts starts with a header. Some of NNetNav's pages begin with
-# a special token.
+# Greedy: below its true place no line starts with a header. NNetNav's pages may begin with a special token.
 _PROMPT = re.compile(r"OBSERVATION:\n(?:<\|begin_of_text\|>)?(.*)\nURL: ([^\n]*)\nOBJECTIVE: (.*)\n"
                      r"PREVIOUS ACTIONS:\n1: None((?:\n.*)?)", re.DOTALL)
 
@@ -334,8 +331,7 @@ def read_trajectories(path: str | Path, rows: Rows | None = None, counts: Counte
 
 def _trajectory(place: str, row: dict) -> Trajectory:
     """A row: task, seed, goal, pages (T + 1), actions and errors (T texts), reward, terminated, truncated.
-    Ids are made continuous: page t+1 takes its ids from page t wherever an element stayed (a11y.align), and
-    each action's id follows its page."""
+    Ids are made continuous: page t+1 takes page t's where an element stayed (a11y.align); actions follow."""
     try:
         task, goal, pages, actions, errors = (row[k] for k in ("task", "goal", "pages", "actions", "errors"))
         seed, reward, terminated, truncated = (row[k] for k in ("seed", "reward", "terminated", "truncated"))
@@ -425,9 +421,8 @@ def transitions(trajectory: Trajectory) -> Iterator[tuple[Step, Action, str, boo
 
 def expert_windows(t: Trajectory, horizon: int = 5, most: int = 2, *,
                    rng: random.Random) -> list[tuple[Start, list[Step]]]:
-    """At most `most` windows of the last L steps, of different L in 1..horizon (NOTES 3.5). Only a success
-    that ended by stop or by the environment has windows. No window reaches over dropped rows, or begins after
-    an action that was refused."""
+    """At most `most` windows of the last L steps, of different L in 1..horizon (NOTES 3.5), of a success that
+    terminated. No window reaches over dropped rows, or begins after an action that was refused."""
     if t.reward != 1 or not t.terminated:
         return []
     lengths = [length for length in range(1, min(horizon, len(t.steps)) + 1)
@@ -455,14 +450,12 @@ def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> r
     return seeds
 
 
-BULLETS = "••••"  # stands for whatever a password box holds (envs/browsergym.py)
 WEBARENA = ("webarena", "webarena_lite")
 HORIZONS = {"infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
 TRAINING, HELD_OUT = "training", "held-out"
 
 
 def side(task: str) -> str:
-    """TRAINING or HELD_OUT, half of the tasks each. What stands before a dot does not count: WebArena's three
-    lists have the same number for the same task."""
+    """TRAINING or HELD_OUT, half of the tasks each. WebArena's lists give a task one number, behind a dot."""
     name = task.rpartition(".")[2]
     return (HELD_OUT, TRAINING)[int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2]

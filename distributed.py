@@ -142,9 +142,8 @@ def load_weights(model: Module, folder: str | Path, home: torch.device,
     UserError unless each weight is there, once."""
     model.to_empty(device=home)
     model.tie_weights()  # type: ignore[operator]  # to_empty made two tensors of a tied head
-    # Rotary frequencies and their like are in no file. transformers' _init_weights, which each of its models
-    # overrides, knows how they are made, and leaves what is marked. What it does not know stays nan, by which
-    # lm.check_logps finds it.
+    # Rotary frequencies and their like are in no file. transformers' _init_weights, which models override,
+    # knows how they are made, and leaves what is marked. What it does not know stays nan (lm.check_logps).
     for p in model.parameters():
         p._is_hf_initialized = True  # type: ignore[attr-defined]
     for buffer in model.buffers():

@@ -6,15 +6,14 @@
 W (out, in) is an attention projection in bf16; A is (r, in), B is (out, r). E experts; B rows, H heads (H_kv
 of keys and values), T positions, D width of a head.
 
-gpt-oss-120b has 117 billion weights. 115 of them are experts in MXFP4: blocks (E, out, in/32, 16) uint8, two
+gpt-oss-120b has 117 billion weights, 115 of them experts in MXFP4: blocks (E, out, in/32, 16) uint8, two
 4-bit numbers a byte, and scales (E, out, in/32) uint8, a power of two for 32 numbers. It is served like that
 (65 GB) and trained in bf16 (234 GB).
 
 - Only adapters on q, k, v, o are trained (the authors' script: on all linear layers). These are bf16 in the
   folder: the merge is one rounding, and the experts stay as they are, byte for byte. To merge an adapter of
   the experts, they would have to be rounded to 4 bits again: 11 % off (NOTES 8.4).
-- The adapter is merged because vLLM's LoRA kernels give NaN on Hopper for long prompts (vllm #48590, NOTES
-  8.5).
+- The adapter is merged, as vLLM's LoRA kernels give NaN on Hopper for long prompts (vllm #48590; NOTES 8.5).
 - The flash kernels for sinks have no backward, and eager attention needs 64 T^2 numbers a layer (NOTES 8.6).
   Here the sink is one more key: query' = (q, s/scaling), key' = (k, 0), and a key (0, 1) with value 0, so
   that its score is s. torch's own kernels do the rest, and their backward is right.
@@ -34,7 +33,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-from transformers.masking_utils import AttentionMaskInterface
 
 import data
 import distributed
@@ -52,7 +50,8 @@ Current date: 2025-08-05
 Reasoning: low
 
 # Valid channels: analysis, commentary, final. Channel must be included for every message."""
-ROLES = {"system": "developer", "user": "user"}  # what others call the system message is the developer's here
+# What stands before a message. What others call the system message is the developer's here.
+HEADS = {"system": "developer<|message|># Instructions\n\n", "user": "user<|message|>"}
 # An answer: what stands before the rationale, between it and the text, and at the end.
 ANSWER = ("<|channel|>analysis<|message|>",
           "<|end|><|start|>assistant<|channel|>final<|message|>", "<|return|>")
@@ -65,14 +64,12 @@ class Harmony(lm.Template):
         """Token ids of a chat (roles system and user) up to `<|start|>assistant`; contents are disarmed."""
         text = f"<|start|>system<|message|>{SYSTEM}<|end|>"
         for message in messages:
-            head = "# Instructions\n\n" if message["role"] == "system" else ""
             content = lm.disarm(self.tokenizer, message["content"])
-            text += f"<|start|>{ROLES[message['role']]}<|message|>{head}{content}<|end|>"
+            text += f"<|start|>{HEADS[message['role']]}{content}<|end|>"
         return self.tokenizer(text + "<|start|>assistant", add_special_tokens=False).input_ids
 
     def completion_ids(self, text: str, rationale: str = "") -> list[int]:
-        """Token ids of an answer, `<|return|>` included: it ends the turn and is learned like any other
-        token. Both texts are disarmed."""
+        """Token ids of an answer. `<|return|>`, which ends it, is learned too. Both texts are disarmed."""
         begin, between, end = ANSWER
         rationale, text = (lm.disarm(self.tokenizer, words) for words in (rationale, text))
         answer = begin + rationale + between + text + end
@@ -99,7 +96,6 @@ def template(tokenizer: PreTrainedTokenizerBase) -> lm.Template:
 
 
 # ---- attention with sinks ----------------------------------------------------------------------------------
-
 
 def sink_attention(module, query, key, value, attention_mask, scaling, s_aux, trie=None, sliding_window=None,
                    dropout=0.0, **_):
@@ -162,12 +158,10 @@ def _in_windows(query, key, value, width: int, scaling: float, window: int) -> t
     return out.unflatten(0, (-1, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :length]
 
 
-AttentionInterface.register("sinks", sink_attention)
-AttentionMaskInterface.register("sinks", lambda *args, **kwargs: None)
+AttentionInterface.register("sinks", sink_attention)  # and no mask, as for "trie"
 
 
 # ---- load for training -------------------------------------------------------------------------------------
-
 
 def load(folder: str | Path, context: int, rank: int = 8, alpha: int = 16,
          compute: torch.dtype = torch.bfloat16, offload: bool = False) -> lm.LM:
@@ -211,7 +205,6 @@ def lora_config(rank: int, alpha: int) -> peft.LoraConfig:
 
 # ---- the adapter, and its merge ----------------------------------------------------------------------------
 
-
 def save(model: PreTrainedModel, base: str | Path, out: str | Path, rank: int, alpha: int) -> None:
     """Write out.adapter, a folder that peft and vLLM read, and `out`: `base` with the adapter merged. All
     ranks call it; rank 0 writes. Raises UserError where the disk is full."""
@@ -230,12 +223,9 @@ def save(model: PreTrainedModel, base: str | Path, out: str | Path, rank: int, a
 
 def merge(folder: str | Path, state: dict[str, torch.Tensor], scaling: float, out: str | Path) -> None:
     """`folder` with an adapter added into its attention weights: summed in float32, rounded once. `state`:
-    A and B by peft's names. `scaling`: alpha / r.
-
-    File by file: memory holds one of them, and all other tensors (MXFP4 experts) and files (tokenizer,
-    config with its quantization) stay as they are. Raises UserError for an adapter of another model, and for
-    a full disk.
-    """
+    A and B by peft's names. `scaling`: alpha / r. File by file: memory holds one of them, and all other
+    tensors (MXFP4 experts) and files (tokenizer, config with its quantization) stay as they are. Raises
+    UserError for an adapter of another model, and for a full disk."""
     halves = {half.removeprefix("base_model.model.").replace(".lora_A.", "."): half
               for half in state if ".lora_A." in half}
     with lm.writing(out) as temporary:

@@ -55,8 +55,8 @@ SAMPLING = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "logprobs": 0, "ignore_eos":
 MARGIN = {"temperature": 0.0, "max_tokens": 1, "logprobs": 2}  # between two tokens that may come next
 # What torchrun sets for its processes, and the engine for its own.
 RANKS = "RANK|LOCAL_|GROUP_|ROLE_|WORLD_SIZE|MASTER_|TORCHELASTIC_|VLLM_ENABLE_V1_MULTIPROCESSING"
+AT_ONCE = 64  # answers that an engine writes at once, and requests that a client has open
 TRIES, PAUSE = 6, 1.0  # of a request; seconds before the second, then twice as many each time
-TOO_LONG = r"(?is)HTTP (413|400: .*(context|max_model_len|too long))"  # OpenAI's words, and vLLM's
 
 
 def environment() -> dict[str, str]:
@@ -72,7 +72,7 @@ def settings(context: int, config: EngineConfig) -> dict:
     # CPU's cannot do: the engine would die of a batch of more tokens than a step takes.
     on_cpu = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 4096)}
     return {"max_model_len": context, "gpu_memory_utilization": 0.02, "enforce_eager": config.eager,
-            "kv_cache_memory_bytes": int(config.kv_cache_gb * 1e9), "max_num_seqs": config.max_num_seqs,
+            "kv_cache_memory_bytes": int(config.kv_cache_gb * 1e9), "max_num_seqs": AT_ONCE,
             "logprobs_mode": "processed_logprobs", "generation_config": "vllm",
             } | ({} if torch.cuda.is_available() else on_cpu)
 
@@ -177,8 +177,7 @@ def start_server(folder: str | Path, context: int, config: EngineConfig, log: Pa
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     own = {"model": folder, "tensor_parallel_size": config.tensor_parallel, "host": "127.0.0.1", "port": port,
-           # As vLLM bounds all models but gpt-oss, for which it captures 1,024 (NOTES 7.10).
-           "max_cudagraph_capture_size": min(2 * config.max_num_seqs, 512)}
+           "max_cudagraph_capture_size": 2 * AT_ONCE}  # for gpt-oss vLLM captures 1,024 (NOTES 7.10)
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
     for name, value in (own | settings(context, config)).items():
         command += [f"--{'no-' * (value is False)}{name}", *[str(value)] * (not isinstance(value, bool))]
@@ -226,7 +225,7 @@ class Servers:
         # end. More requests than 64 wait. The longest answer may take 900 s.
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         self.http = httpx.AsyncClient(headers=headers, trust_env=False, timeout=httpx.Timeout(900, pool=None),
-                                      limits=httpx.Limits(max_connections=64, keepalive_expiry=2.0))
+                                      limits=httpx.Limits(max_connections=AT_ONCE, keepalive_expiry=2.0))
         get = lambda url: httpx.get(f"{url}/models", headers=self.http.headers, timeout=30, trust_env=False)
         try:
             self.models = [get(url).raise_for_status().json()["data"][0] for url in urls]
@@ -300,13 +299,13 @@ class Chat:
 
     async def generate(self, prompt: list[dict], max_new_tokens: int, temperature: float,
                        seed: int) -> lm.Sample:
-        """A sample has a text and no ids. A page that the server refuses as too long is `refused`."""
+        """A text and no ids. What is too long for the server (OpenAI's words, or vLLM's) is `refused`."""
         body = {"model": self.name, "messages": prompt, "max_tokens": max_new_tokens,
                 "temperature": temperature, "seed": seed}
         try:
             return await self.servers.ask("/chat/completions", body, lambda choice: lm.Sample(
                 [], [], choice["message"].get("content") or "", choice.get("finish_reason") == "length"))
         except UserError as error:
-            if re.search(TOO_LONG, str(error)):
+            if re.search(r"(?is)HTTP (413|400: .*(context|max_model_len|too long))", str(error)):
                 return lm.Sample([], [], "", True, refused=True)
             raise

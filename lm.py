@@ -19,7 +19,7 @@ import shutil
 import sys
 import types
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ class LM:
     net: PreTrainedModel  # its weights are float32: an update at lr 1e-6 is lost in bf16
     tokenizer: PreTrainedTokenizerBase
     context: int  # the longest sequence that the model may see, in tokens, prompt and completion together
-    compute: torch.dtype = field(default_factory=lambda: matrix_type())  # of matrix products
+    compute: torch.dtype  # of matrix products
     sharded: bool = False  # over the ranks: it scores and learns on all of them together, and cannot sample
     template: "Template" = None  # type: ignore[assignment]  # how it is talked to; by default its tokenizer's
 
@@ -219,8 +219,7 @@ class LM:
         return distributed.device() if self.sharded else self.net.device
 
     def autocast(self):
-        """Sampling, scoring and training all run under it: their log-probabilities differ by rounding only.
-        FSDP casts by itself."""
+        """Sampling, scoring and training run under it: log-probs differ by rounding. FSDP casts by itself."""
         return torch.autocast(self.device.type, self.compute,
                               enabled=self.compute != torch.float32 and not self.sharded)
 
@@ -366,7 +365,7 @@ class Batched:
     """A model of this process (LM, or vLLM's engine) behind coroutines: a policy.Sampler. What they ask is
     answered in one batch, when none of them can go on (together)."""
 
-    asked: "dict[Batched, dict[tuple, list]]" = {}  # of each model, of each kind: (who waits, the question)
+    asked: dict[tuple, list] = {}  # (a model's method, its settings) -> (who waits, the question) of each
     away: set = set()  # environments that will answer: what they show is asked in the same batch
 
     def __init__(self, model):
@@ -374,24 +373,15 @@ class Batched:
 
     async def generate(self, prompt: list[int], max_new_tokens: int, temperature: float, seed: int) -> Sample:
         assert len(prompt) + max_new_tokens <= self.context, f"a prompt of {len(prompt)} tokens does not fit"
-        return await self._ask(("generate", max_new_tokens, temperature), prompt, seed)
+        return await self._ask((self.model.generate, max_new_tokens, temperature), prompt, seed)
 
     async def margin(self, prompt: list[int], yes: int, no: int) -> float:
-        return await self._ask(("margins",), prompt, yes, no)
+        return await self._ask((self.model.margins,), prompt, yes, no)
 
     def _ask(self, kind: tuple, *question) -> asyncio.Future:
         answer = asyncio.get_running_loop().create_future()
-        Batched.asked.setdefault(self, {}).setdefault(kind, []).append((answer, question))
+        Batched.asked.setdefault(kind, []).append((answer, question))
         return answer
-
-    def answer(self) -> None:
-        """All questions, a batch a kind."""
-        for (name, *settings), rows in Batched.asked.pop(self).items():
-            rows.sort(key=lambda row: row[1])  # and not by who answered first
-            prompts, *more = map(list, zip(*[question for _, question in rows]))
-            answers = getattr(self.model, name)(prompts, *settings, *more)
-            for (future, _), found in zip(rows, answers, strict=True):
-                future.set_result(found)
 
 
 LOOP = asyncio.new_event_loop()  # one for all, as connections to servers live in it
@@ -414,10 +404,13 @@ def together(coroutines: Iterable[Coroutine]) -> list:
     try:
         while not everything.done():
             LOOP.run_until_complete(settled(everything))
-            if Batched.away or everything.done():  # with an error, while others still asked
-                continue
-            for batched in list(Batched.asked):
-                batched.answer()
+            # It may be done with an error, while others still ask.
+            while Batched.asked and not Batched.away and not everything.done():
+                (method, *settings), rows = Batched.asked.popitem()
+                rows.sort(key=lambda row: row[1])  # and not by who answered first
+                prompts, *more = map(list, zip(*[question for _, question in rows]))
+                for (answer, _), found in zip(rows, method(prompts, *settings, *more), strict=True):
+                    answer.set_result(found)
         return everything.result()
     finally:
         Batched.asked.clear()  # after an error: nobody waits any more
@@ -444,9 +437,8 @@ def _draw(logp: torch.Tensor, temperature: float, generators: list[torch.Generat
 @torch.no_grad()
 def _sample_batch(lm: LM, prompts: list[list[int]], seeds: list[int], max_new_tokens: int,
                   temperature: float) -> list[Sample]:
-    """See LM.generate. Rows that have ended leave the batch, a quarter of it at a time: one long answer would
-    keep them all in it. (transformers' generate draws from the global generator, and returns V logits a
-    token.)"""
+    """See LM.generate. Rows that have ended leave the batch, a quarter of it at a time. (transformers'
+    generate draws from the global generator, keeps ended rows, and returns V logits a token.)"""
     eos = lm.tokenizer.eos_token_id
     generators = [torch.Generator(device=lm.device).manual_seed(seed) for seed in seeds]
     ids: list[list[int]] = [[] for _ in prompts]
@@ -474,9 +466,8 @@ def _sample_batch(lm: LM, prompts: list[list[int]], seeds: list[int], max_new_to
 
 # ---- text to tokens ----------------------------------------------------------------------------------------
 
-# Without a date Llama-3.2's template writes today's, and a run that goes on tomorrow would have other
-# prompts: this is the date that Llama's templates fall back to. Qwen3 would fill a short answer with
-# thoughts. Other templates do not ask for either.
+# Without a date Llama-3.2's template writes today's, and tomorrow a run would have other prompts: this is the
+# date that Llama's templates fall back to. Qwen3 would fill a short answer with thoughts.
 STYLE: dict[str, Any] = {"date_string": "26 Jul 2024", "enable_thinking": False}
 
 
@@ -491,8 +482,7 @@ def disarm(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
 
 
 class Template:
-    """How a model is talked to: in its tokenizer's chat template. gpt_oss.py and inference.py have others,
-    with the same three methods."""
+    """How a model is talked to: in its tokenizer's chat template. Others: gpt_oss.Harmony, inference.Chat."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
@@ -608,8 +598,7 @@ def check_logps(lm: LM) -> None:
 
 
 def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a Hugging Face folder in `dtype`, by default as the paper's models are. All ranks call it; rank 0
-    writes."""
+    """Write a Hugging Face folder in `dtype`, by default the paper's. All ranks call it; rank 0 writes."""
     whole = distributed.full_tensors(lm.net, dtype)
     state = {name: value.cpu() for name, value in whole if distributed.rank() == 0}
     if distributed.rank() == 0:
@@ -654,7 +643,7 @@ def unpack_smallest(folder: str | Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(there, gguf_file=GGUF)
     # transformers 5.17 takes another.
     tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(model.config.eos_token_id))
-    save(LM(model, tokenizer, model.config.max_position_embeddings), folder)
+    save(LM(model, tokenizer, model.config.max_position_embeddings, model.dtype), folder)
 
 
 if __name__ == "__main__":

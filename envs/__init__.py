@@ -100,7 +100,7 @@ class Env:
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
         obs, reward, over = await self._ask(action, self.seconds)
         if action.name == "stop" and self.judge and action.text.strip():
-            reward = await self.judge.verdict(obs, action.text)
+            reward = await self.module.verdict(self.judge, obs, action.text)
         return obs, reward, over, False
 
     def close(self) -> None:
@@ -152,9 +152,8 @@ class Envs(contextlib.ExitStack):
         return lm.together(map(episode, starts))
 
     def starts(self, tasks: Sequence[str], seeds: str, side: str = "") -> list[Start]:
-        """Of the tasks that globs name (or `laptop`, `scored`, `all`), MiniWoB++'s on each of the seeds
-        (START:COUNT), others once. side: to record, of data.side alone; without it training seeds are
-        refused."""
+        """Of the tasks that globs name (or `laptop`, `scored`, `all`), MiniWoB++'s with each of the seeds,
+        others once. side: to record, of data.side alone; without it training seeds are refused."""
         words = {"laptop": LAPTOP, "scored": SCORED, "all": ["*"], "": LAPTOP if self.miniwob else ["*"]}
         globs = [glob for name in tasks or [""] for glob in words.get(name, [name])]
         names = [task for task in self.tasks if any(fnmatch.fnmatchcase(task, glob) for glob in globs)

@@ -89,7 +89,7 @@ def page_text(nodes: list[dict], dom: dict, controls: bool = False) -> str:
             if not value:  # an empty password box sometimes has it, an empty textbox never
                 del node["value"]
             elif set(value) == {"•"}:
-                node["value"]["value"] = data.BULLETS
+                node["value"]["value"] = "••••"  # whatever a password box holds
         kept.append(node)
     return flatten_axtree_to_str({"nodes": kept}, extra, with_visible=True, with_clickable=True,
                                  skip_generic=False, ignored_roles=[*IGNORED_AXTREE_ROLES, "dropped"])

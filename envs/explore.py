@@ -50,8 +50,7 @@ def elements(page: str) -> list[a11y.Node]:
 
 
 def suggested(goal: str, page: list[a11y.Node]) -> list[tuple[float, Action]]:
-    """Weighted actions that the words suggest. Of three kinds, the first that the page has: fill and choose,
-    then submit, then look around."""
+    """Weighted actions that the words suggest: to fill and choose, or else to submit, or to look around."""
     occurs = lambda text: text and re.search(rf"(?<!\w){re.escape(text.strip())}(?!\w)", goal, re.I)
     cells = [e.name for e in page if e.role == "cell" and e.name]
     beside = [after for before, after in zip(cells, cells[1:]) if occurs(before)]
@@ -114,8 +113,7 @@ class Explorer:
 
 
 def record(config: evaluate.Agent) -> None:
-    """Write config.out: on training seeds the training side's tasks, else the held-out. Killed, the same
-    command goes on (evaluate.evaluate)."""
+    """Write config.out: on training seeds the training side's tasks, else the others. Killed, it goes on."""
     if not config.out.endswith(".jsonl.gz"):
         raise UserError(f"--out {config.out!r}: give the name of a .jsonl.gz file for the trajectories")
     first = data.seeds_to_look_at(config.seeds, record=True)[0]

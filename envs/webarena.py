@@ -20,7 +20,6 @@ import importlib
 import os
 
 from config import Benchmark, UserError
-from data import Start
 from envs.browsergym import Browser, Failed, Page
 from envs.webvoyager import HOST
 
@@ -69,9 +68,7 @@ def browser(on: Benchmark) -> Browser:
     from browsergym.webarena.task import GenericWebArenaTask as Task
     if on.benchmark == "webarena_lite":
         from browsergym.webarenalite.task import WebArenaLiteTask as Task
-
-    def make(start: Start):
-        return type("Task", (Checked, Task), {})(start.seed, task_id=int(start.task.rpartition(".")[2]))
-
+    kind = type("Task", (Checked, Task), {})
+    make = lambda start: kind(start.seed, task_id=int(start.task.rpartition(".")[2]))
     urls = [url for name, url in os.environ.items() if name.startswith("WA_") and name != "WA_FULL_RESET"]
     return Browser(make, (*(found[1] for url in urls if (found := HOST.fullmatch(url))), *on.hosts))

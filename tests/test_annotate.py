@@ -22,12 +22,13 @@ because = lambda body: f"Because\nof {number(body)}."
 def ask(serving, tmp_path, monkeypatch):
     """A run's counts, the pages that it asked about, those that have a sentence then, the server."""
     monkeypatch.setattr(inference, "PAUSE", 0.0)
+    monkeypatch.setattr(inference, "AT_ONCE", 3)
     record(file := tmp_path / "t.jsonl", [EIGHT])
     out = str(tmp_path / "new/r.jsonl")
 
     def run(answer=because):
         server = serving(answer, pause=lambda: 0.05)
-        counts = annotate.annotate(f"{server.url}#m", str(file), out, at_once=3)
+        counts = annotate.annotate(f"{server.url}#m", str(file), out)
         there = sorted(int(said.removeprefix(r"Because\nof ")[:-1]) for said in annotate.read(out).values())
         return counts, sorted(map(number, server.asked)), there, server
 
