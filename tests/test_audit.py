@@ -1,7 +1,7 @@
 """Claims about audit.py: what it measures is what Word2World and the field call by these names."""
 import json
 import re
-from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from conftest import CountingEnv, act, counting_page, record, recorded, run, start
@@ -18,41 +18,32 @@ from world_model import Prediction
 def test_exact_and_f1_of_predictions_made_by_hand(tmp_path):
     """Guards: ids that count; a copied page that earns something; unreadable answers left out; an open loop
     on true pages, or with their ids. More changes one line, which goes and comes; Done none."""
-    async def predict(page, action, previous, seed):
-        asked.append((page, str(action)))
-        if not (said := says.pop(0)):
-            raise Invalid("world model: unreadable: x")
-        return said
-
     record(file := tmp_path / "r.jsonl", [recorded(["click [1]", "click [1]", "click [2]"], seed=1_000_000)])
     other = counting_page(1).replace("[1]", "[7]").replace("[2]", "[8]")
-    wrong, asked = other.replace("Count 1", "Count 5"), []
-    says = [Prediction(other), Prediction(counting_page(1)), None,
-            Prediction(other), Prediction(wrong), Prediction(counting_page(9), True)]
-    world = SimpleNamespace(predict=predict)
-    found = audit.of_pages(audit.Audit(recorded=str(file)), Models(None, world, None))
+    wrong = other.replace("Count 1", "Count 5")
+    predict = mock.AsyncMock(side_effect=[
+        Prediction(other), Prediction(counting_page(1)), Invalid("world model: unreadable: x"),
+        Prediction(other), Prediction(wrong), Prediction(counting_page(9), True)])
+    found = audit.of_pages(audit.Audit(recorded=str(file)), Models(None, mock.Mock(predict=predict), None))
     assert found["teacher-forced: all"] == found["teacher-forced: count"] == pytest.approx(
         {"n": 3, "exact": 1 / 3, "end": 2 / 3, "unreadable": 1 / 3, "F1": 2 * 2 / (4 + 2)})
     assert found["open loop: all"] == pytest.approx(
         {"n": 3, "exact": 1 / 3, "end": 1.0, "unreadable": 0.0, "F1": 2 * 3 / (4 + 4 + 2)})
-    assert asked[3:] == [(counting_page(0), "click [1]"), (other, "click [7]"), (wrong, "click [8]")]
+    asked = [(call.args[0], str(call.args[1])) for call in predict.call_args_list[3:]]
+    assert asked == [(counting_page(0), "click [1]"), (other, "click [7]"), (wrong, "click [8]")]
 
 
 def test_an_open_loop_returns_where_go_back_does_and_begins_anew_after_a_gap():
     """Guards: a world model blamed for what it did not imagine: a page that was left, a dropped row."""
-    async def predict(page, *_):
-        asked.append(page)
-        return Prediction(wrong)
-
-    wrong, asked = counting_page(9).replace("[1]", "[4]"), []
-    t = recorded(["click [1]", "go_back", "click [1]", "click [1]", "click [2]"])
-    for step, count in zip(t.steps, (0, 1, 0, 1, 2)):
-        step.page = counting_page(count)
-    run(audit.predicted(SimpleNamespace(predict=predict), t, True))
-    assert asked == [counting_page(0), counting_page(0), wrong, wrong]
-    del asked[:], t.steps[2]
-    run(audit.predicted(SimpleNamespace(predict=predict), t, True))
-    assert asked == [counting_page(0), counting_page(1), wrong]
+    wrong = counting_page(9).replace("[1]", "[4]")
+    t = recorded(["click [1]", "go_back", *["click [1]"] * 4, "click [2]"])
+    for step, n in zip(t.steps, (0, 1, 0, 1, 2, 3, 4)):
+        step.page = counting_page(n)
+    del t.steps[4]  # so nobody knows what followed on step 3
+    predict = mock.AsyncMock(return_value=Prediction(wrong))
+    run(audit.predicted(mock.Mock(predict=predict), t, True))
+    pages = [call.args[0] for call in predict.call_args_list]
+    assert pages == [counting_page(0), counting_page(0), counting_page(3), wrong]
 
 
 def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
@@ -85,15 +76,16 @@ def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
 
 
 def test_an_action_on_what_is_there_in_the_dream_alone_ends_its_replay():
-    """Guards: W2R of the actions that are left; a replay that ends at what the dream refused, too."""
-    page = counting_page(0) + "\n\t[3] button 'Go'"
+    """Guards: W2R with the dream's ids, or of the actions that are left; a replay that ends at what the dream
+    refused, too."""
+    page = counting_page(0).replace("[2]", "[7]") + "\n\t[3] button 'Go'"
     for error, worth in (("", 0.0), ("there is no [3]", 1.0)):
-        steps = [Step("", page, "", parse_action(text), (), error) for text in ("click [3]", "click [2]")]
+        steps = [Step("", page, "", parse_action(text), (), error) for text in ("click [3]", "click [7]")]
         assert run(audit.replayed(CountingEnv(), Rollout(start(), steps))) == worth
 
 
-def test_figures_and_commands(tmp_path):
-    """Guards: ties that count whole or not at all; 0 of nothing; values for ranks; a traceback."""
+def test_figures_and_the_order_of_agents(tmp_path):
+    """Guards: ties that count whole or not at all; 0 of nothing; values for ranks."""
     pairs = (1, 2), (0, 2), (0, 1), (1, -1), (0, -2), (1, None)
     rows = [{"task": "a", "reward": reward, "margin": margin} for reward, margin in pairs]
     assert audit.of_verdicts(rows) == {name: pytest.approx({
@@ -105,6 +97,3 @@ def test_figures_and_commands(tmp_path):
     for name, dreamed, real in (("a", 0.1, 0.3), ("b", 0.4, 0.2), ("c", 0.9, 0.9)):
         (tmp_path / name).write_text(json.dumps({"dreams: all": {"dream": dreamed, "real": real}}))
     assert re.search(r"real +3 +0\.500", command(audit, "rank", *map(tmp_path.joinpath, "abc")))
-    for words, says in ((["rank", tmp_path / "none"], "dreams --out"), (["jugde"], "what to audit?"),
-                        (["judge", "--checkpoint", tmp_path], "holds no model")):
-        assert (said := command(audit, *words)).startswith("audit.py: ") and says in said and "\n" not in said

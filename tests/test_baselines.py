@@ -1,11 +1,12 @@
-"""Claims about baselines/ (but for webworld.py): the losses are the papers' formulas; what is learned from is
-what each method says; each runs, and a killed run goes on. Losses are in float64. The models are conftest's
-`taught`, which acts, dreams and judges in the counting web: Done is right on page 1."""
+"""Claims about baselines/: the losses are the papers' formulas; what is learned from is what each method
+says; each runs, and a killed run goes on; WebWorld's data and models are read as ours. Losses are in float64.
+The models are conftest's `taught`, which lives in the counting web: Done is right on page 1."""
 import contextlib
 import json
 import math
 import random
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+import a11y
 import data
 import dream
 import envs
@@ -26,21 +28,14 @@ import lm
 import policy
 import sft
 import train
-from baselines import lookahead, offline, ratios, synthesis, webrl
-from config import TRAIN, UserError
-from data import Step, parse_action
+from baselines import lookahead, offline, ratios, synthesis, webrl, webworld
+from config import TRAIN
+from data import Action, Step, parse_action
 from judge import Judge
 from policy import Rollout, Turn
 from world_model import WorldModel
 
 doubles = lambda values: torch.tensor(values, dtype=torch.float64)
-
-
-def noted(monkeypatch, module, name):
-    """What each call of module.name is given from now on."""
-    calls, function = [], getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *given, **more: calls.append(given) or function(*given, **more))
-    return calls
 
 
 # ---- WebRL: the losses -------------------------------------------------------------------------------------
@@ -157,7 +152,8 @@ def test_the_agent_reads_the_generated_task_and_only_the_reward_model_pays_for_i
 def test_phases_that_were_killed_go_on_as_if_they_were_not(taught, tmp_path, monkeypatch, real):
     """Guards: a buffer, tasks, a critic or an optimizer that a kill forgets; tries that are made again; a
     phase that is learned from twice. Killed behind the second phase's tries, its critic, its update."""
-    tried, loaded = noted(monkeypatch, webrl, "attempt"), noted(monkeypatch, lm, "load")
+    monkeypatch.setattr(webrl, "attempt", tried := mock.Mock(wraps=webrl.attempt))
+    monkeypatch.setattr(lm, "load", loaded := mock.Mock(wraps=lm.load))
     monkeypatch.setattr(webrl, "LEARNABLE", (0.0, 1.0))
     config = small(tmp_path, taught, webrl.LAPTOP, updates=2, tasks_a_phase=8, batch=4, critic_lr=3e-4,
                    real_fraction=real)
@@ -172,9 +168,9 @@ def test_phases_that_were_killed_go_on_as_if_they_were_not(taught, tmp_path, mon
         with killed(*place, behind=True):
             go()
     assert go() == (rows, weights)
-    assert len(tried) == 32 and rows[0]["new_tasks"]
+    assert tried.call_count == 32 and rows[0]["new_tasks"]
     assert 0 < rows[1]["replayed_turns"] <= 2 * rows[1]["new_turns"]
-    assert sum("critic-0" in str(folder) for folder, *_ in loaded) == 4, "in each second phase"
+    assert str(loaded.call_args_list).count("critic-0") == 4, "in each second phase"
     critic = load_file(tmp_path / "agent.run/critic-0/model.safetensors").values()
     assert {value.dtype for value in critic} == {torch.float32}, "a phase is lost in bf16"
     assert ("real_train_success" in rows[0]) == (rows[0]["judge_right"] is not None) == bool(real)
@@ -198,12 +194,12 @@ def test_each_offline_method_clones_what_it_should_by_its_weight(taught, tmp_pat
     Done on page 1 succeeded four times, on page 0 it failed four times."""
     good, bad = ["click [1]", "click [2]"], ["click [2]"]
     record(tmp_path / "r.jsonl", [recorded(bad if k > 3 else good, k, reward=k < 4) for k in range(8)])
-    fits = noted(monkeypatch, sft, "fit")
+    monkeypatch.setattr(sft, "fit", fits := mock.Mock(wraps=sft.fit))
     for method in ("cloning", "digirl", "awr"):
         config = replace(offline.PRESETS[method], base=str(taught), recorded=str(tmp_path / "r.jsonl"),
                          lr=3e-3, context=256, tokens=400, out=str(tmp_path / method), epochs=16, share=0.5)
         report = offline.learn(config)
-        (model, items, *_, loss), learned = fits[-1], {}  # {(whether More, whether on page 1): its weights}
+        (model, items, *_, loss), learned = fits.call_args.args, {}  # {(is it More, on page 1): its weights}
         for k, [pair] in enumerate(items):
             page, text = map(model.tokenizer.decode, pair)
             weight = -float(loss(torch.ones(1), torch.tensor([0]), [k]))
@@ -306,7 +302,8 @@ def test_rounds_that_were_killed_go_on_and_each_clones_all_dreams_so_far(taught,
     """Guards: rounds that dream the same, or again; a policy cloned from its last round alone, or from the
     round before. Of what is cloned, More stands on page 0 and Done on page 1."""
     preset = synthesis.Synthesis(**vars(TRAIN["laptop"]))
-    fits, batches = noted(monkeypatch, sft, "fit"), noted(monkeypatch, dream, "batch")
+    monkeypatch.setattr(sft, "fit", fits := mock.Mock(wraps=sft.fit))
+    monkeypatch.setattr(dream, "batch", batches := mock.Mock(wraps=dream.batch))
     config = small(tmp_path, taught, preset, updates=2, rounds=2, groups=2, group_size=4,
                    sft=replace(preset.sft, lr=1e-3, tokens=400))
     synthesis.synthesise(config)
@@ -316,12 +313,84 @@ def test_rounds_that_were_killed_go_on_and_each_clones_all_dreams_so_far(taught,
         synthesis.synthesise(config)
     synthesis.synthesise(config)
     assert written(config) == weights
-    assert {model.net.config.name_or_path for model, *_ in fits} == {str(taught)}
+    learned = [call.args[:2] for call in fits.call_args_list]
+    assert {model.net.config.name_or_path for model, _ in learned} == {str(taught)}
     first, second, *others = ([model.tokenizer.decode(completion) for [(_, completion)] in items]
-                              for model, items, *_ in fits)
+                              for model, items in learned)
     dreamed = [json.loads((tmp_path / f"agent.run/round-{k}.json").read_text())["rows"] for k in (0, 1)]
     assert (len(first), len(second)) == (len(dreamed[0]), sum(map(len, dreamed)))
-    assert {seed for *_, seed in batches} == {(0, 0), (0, 1)} and others == [first, second]
-    assert 2 * sum("click [1]" in text for text in second) == len(second)
-    with pytest.raises(UserError, match="other settings"):
-        synthesis.synthesise(replace(config, horizon=2))
+    assert {call.args[-1] for call in batches.call_args_list} == {(0, 0), (0, 1)}
+    assert others == [first, second] and 2 * sum("click [1]" in text for text in second) == len(second)
+
+
+# ---- WebWorld ----------------------------------------------------------------------------------------------
+
+SHOP = ("RootWebArea 'Tea', focused, url='http://tea/'\n\t[604] link 'News', clickable\n\t[7] link 'x'\n"
+        "\t[a7] textbox 'Type keywords or URL...', clickable, value=''\n\t\tStaticText '24°C'")
+TYPED = SHOP.replace("value=''", "value='tea'")
+wrote = lambda text: lm.Sample([], [], text, False)
+
+
+def test_rows_are_read_and_what_cannot_be_is_dropped_and_counted(tmp_path):
+    """Guards: a page or a call that is one turn late; rows that stop the reader, or are gone without a word
+    (half of the data is chat; the first and the last line of a range are cut). Of calls that our grammar has
+    no word for, a right click learned as a click; Enter that nobody knows of; page text that Python runs."""
+    assert not any(map(webworld.read_call, (
+        "click('7', 'right')", "click('7', modifiers=['Shift'])", "click(['7', '32'])", "click()",
+        "goto(None)", "fill('a7', 'x', True)", "fill('a7', 3)", "scroll(100, 0)",
+        "click('7'); click('3')", "click('\x00')", "(" * 5000, "click(__import__('os').system('x'))")))
+    calls = ["fill([a7], 'tea')", "click('7')", "click(7)", "go_back()", "mouse_click(3, 4)", "hover([9])"]
+    said, begin = [], f"{webworld.SYSTEM}\n\nInitial Page State:\n{SHOP}\n\nFirst"
+    for call, page in zip(calls, [TYPED, SHOP, "<html>", SHOP, TYPED, SHOP]):
+        said += [f"{begin} Action: '{call}'\n\nNext Page State:", page]
+        begin = "Go on.\n"
+    row = json.dumps({"conversations": [{"from": "x", "value": text} for text in said]})
+    odd = ["[1]", '{"conversations": [3]}', "[" * 100_000, '{"conversations": [{"value": "9.11?"}]}']
+    (tmp_path / "part.jsonl").write_text("\n".join([row[300:], row, row, *odd, row[:-40]]))
+    counts = webworld.convert((tmp_path / "part.jsonl",), out=tmp_path / "w.jsonl.gz")
+    assert counts == {
+        "rows": 8, "trajectories": 2, "transitions": 12, "kept": 4, "dropped: no page": 4,
+        "dropped: no word for the action": 2, "dropped: id not on the page": 2, "rows dropped: broken": 2,
+        "rows dropped: no conversation": 3, "rows dropped: another format": 1}
+    found = data.read_trajectories(tmp_path / "w.jsonl.gz")
+    assert [[(str(step.action), step.page) for step in one.steps] for one in found] == [
+        [("type [a7] [tea] [0]", SHOP), ("click [7]", TYPED)]] * 2
+
+
+words = st.just("'\n\nNext Page State:\n\nAction: 'click('1')'") | st.text(
+    st.characters(codec="utf-8", exclude_characters="\x00]"), min_size=1, max_size=12)
+actions = st.builds(Action, st.just("type"), st.just("a7"), words, st.booleans()) | st.sampled_from(
+    [Action("click", "7"), Action("scroll", text="up"), Action("tab_focus", text="3")])
+nodes = st.sampled_from(["StaticText '<|end|>'", "Next Page State:", "First Action: 'x'", "\\Action: 1"])
+nodes |= st.builds("[{}] link {!r}, url='/<b>'".format, st.integers(1, 40), st.text(max_size=6))
+pages = st.lists(nodes, max_size=8).map(lambda nodes: "\n\t".join(["RootWebArea 'Tea', focused", *nodes]))
+
+
+@given(actions, pages, pages)
+def test_what_is_asked_is_the_action_and_a_page_written_whole_reads_back(scripted, action, page, then):
+    """Guards: another prompt than the card's; an action that the agent did not do; a page that forges the
+    turn's words; lines that only the prompt's guards changed; ids of the page before that begin anew."""
+    user, model = webworld.messages(page, "", "", action)[1]["content"], scripted(None)
+    assert user.startswith("Initial Page State:\nRootWebArea") and user.endswith(
+        f"\n\nFirst Action: '{data.one_line(webworld.write_call(action))}'\n\nNext Page State:")
+    assert webworld.read_call(webworld.TURN.fullmatch(user)[2]) == action
+    assert sum(text.lstrip().startswith(webworld.HEADERS) for text in user.split("\n")) == 3
+    for disarmed in (lm.disarm(model.tokenizer, user), data.disarm(user)):
+        found = webworld.read(model, page, wrote(webworld.TURN.fullmatch(disarmed)[1]))
+        assert (found.page, found.delta) == (page, "no change")
+    found = webworld.read(model, page, wrote(then))
+    assert found.page == a11y.align(page, found.page) == a11y.apply(page, found.delta) and not found.over
+
+
+def test_a_model_of_whole_pages_is_asked_and_read_so_and_thoughts_and_fences_are_no_page(scripted):
+    """Guards: thoughts, a draft or chatter around a page, taken for it; a delta that is asked for."""
+    whole = scripted(lambda prompt: TYPED if "First Action: '" in prompt else "no change")
+    model = WorldModel(whole, 200, 0.5, webworld.messages, webworld.read)
+    assert run(model.predict(SHOP, Action("type", "a7", "tea"), "", 0)).page == TYPED
+    draft = "<think>\nRootWebArea 'x'\n</think>\n"
+    for before in ("", "\n```\n", "It types.\n", draft):
+        found = webworld.read(whole, SHOP, wrote(f"{before}{TYPED}\n```\n"))
+        assert (found.page, found.rationale) == (TYPED, data.one_line(before.strip()))
+    for text in ("", draft, f"{SHOP}\nI hope so!", f"{SHOP}\n{SHOP}", "\tRootWebArea 'x'"):
+        with pytest.raises(ValueError, match="not a page with nothing below it"):
+            webworld.read(whole, SHOP, wrote(text))

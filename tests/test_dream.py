@@ -22,11 +22,6 @@ def asked(sampler, wanted):
     return [prompt for prompt in sampler.prompts if kind(prompt) == wanted]
 
 
-def spoiled(prompt):
-    """A world model that writes nonsense on page 7, and counts on the others."""
-    return "nonsense" if count(prompt) == 7 else counted(prompt)
-
-
 def env_of(sampler):
     parts = who(sampler)
     return dream.DreamEnv(parts.world_model, parts.judge, 0)
@@ -93,14 +88,6 @@ def test_going_back_is_answered_by_code_and_exactly(scripted):
         do(env, start(3, previous=("click [1]",)), "go_back")
 
 
-def test_no_two_requests_share_a_seed(scripted):
-    """Guards: the same noise at every step, for action and page, or in a second try, which samples what
-    failed. The world model never answers page 7."""
-    sampler = scripted(script(spoiled))
-    dream.batch(who(sampler), [(start(0), None), (start(6), None)], CONFIG, (0, 0))
-    assert len(set(sampler.seeds)) == len(sampler.seeds) > 40
-
-
 # ---- experts and groups ------------------------------------------------------------------------------------
 
 def test_each_rollout_is_replaced_with_the_given_probability_on_its_own(scripted):
@@ -130,8 +117,10 @@ def test_an_expert_has_reward_1_and_the_tokens_it_was_cloned_from(scripted):
 def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itself(scripted):
     """Guards: groups without a signal, or discarded rollouts, that are learned from; `groups` of other
     rollouts than `learned`; experts (always a success) or discarded dreams in what the agent did; real
-    rollouts that are dreamed, or judged. a: two of four succeed, and one does nothing; b: two succeed,
-    two are spoiled; c: steps run out, or experts. On real pages d: page 4 pays; e: page 41 hangs."""
+    rollouts that are dreamed, or judged; the same noise at every step, for action and page, or in a second
+    try, which samples what failed. a: two of four succeed, and one does nothing; b: two succeed, two are
+    spoiled on page 7; c: steps run out, or experts. On real pages d: page 4 pays; e: page 41 hangs."""
+    spoiled = lambda prompt: "nonsense" if count(prompt) == 7 else counted(prompt)
     stop, done, more = act("stop [x]"), act("click [2]"), act("click [1]")
     says = {0: [done, stop, done, "?"], 6: [done, done, more, more], 2: [more, stop, more, more]}
     agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else more
@@ -142,6 +131,7 @@ def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itse
     config = replace(CONFIG, horizon=2, expert_fraction=0.5)
     made = dream.batch(who(sampler), rows, config, (11, 5), pages, [False] * 3 + [True] * 2)
     assert "".join(one.start.task for one in made.rollouts) == "aaaabbbbccccddddeeee"
+    assert len(set(sampler.seeds)) == len(sampler.seeds) > 30
     experts = sum(one.expert for one in made.rollouts)
     own = sum(not one.expert for one in made.rollouts[8:12])  # of group c
     assert experts + own == 4 and 0 < own < 4

@@ -1,7 +1,6 @@
 """Claims about examples/: each hands in what it says, and learns as train.py does."""
 from dataclasses import replace
 
-import pytest
 import torch
 from conftest import ROOT, check_env, lines, run, tiny_lm
 
@@ -11,7 +10,6 @@ import lm
 import policy
 import sft
 import train
-from config import UserError
 from data import Action
 from examples import loop, own_env, own_loss
 
@@ -25,8 +23,6 @@ def test_the_shop_and_a_dream_of_it_keep_the_protocol_and_answer_alike():
         run(dreamed.reset(replace(start, goal=first.goal, page=first.page)))
         for bid in "2" * (start.seed % 3) + "93" * (start.seed % 2) + "4":
             assert run(shop.step(Action("click", bid))) == run(dreamed.step(Action("click", bid)))
-    with pytest.raises(UserError, match="while training dev"):
-        own_env.Shop().dev_starts("2000000:2", ())
 
 
 def test_the_loop_is_train_pys_and_the_readmes_and_what_is_handed_in_is_used(tokenizer, tmp_path):

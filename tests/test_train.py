@@ -224,8 +224,6 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
     for other in ({"lr": 0.5}, {"seed": 1}, {"real_fraction": 0.25, "group_size": 5}):
         with pytest.raises(UserError, match=rf"another config \({min(other)} was .*--out"):
             train.train(replace(config, **other), env=CountingPages())
-    with pytest.raises(UserError, match="has done 2 updates"):
-        train.train(replace(config, updates=1))
     train.train(config := replace(config, **may))
     assert [row["update"] for row in lines(config)] == [0, 1, 2, 3]
     weights = judge / "model.safetensors"
@@ -236,9 +234,7 @@ def test_a_checkpoint_of_another_config_is_refused_and_what_changes_no_update_ma
 
 @pytest.mark.parametrize("words, says", [
     ("--minibatches 1", "minibatches"), ("--learning-rat 1", "--learning-rat"), ("--recorded no.gz", "no.gz"),
-    *[(f"--{name} 0", f"--{name}") for name in ("groups", "horizon", "temperature", "checkpoint-every")],
-    ("--judge-urls http://a:1/v1", "judge-urls"), ("--context 9999 --policy {0} --judge b", "holds no model"),
-    ("--judge= --policy {0} --world-model {0}", "--judge-tokens"),
+    ("--groups 0", "--groups"), ("--context 9999 --policy {0} --judge b", "holds no model"),
     ("--evaluate-seeds 2000000:1 --policy {0} --world-model {0} --judge {0}", "2000000:1")])
 def test_a_wrong_setting_ends_a_command_with_one_line(taught, tmp_path, capsys, words, says):
     """Guards: a traceback for what the user can mend; an unknown flag that is dropped; one GSPO step a batch
