@@ -104,10 +104,9 @@ class Scripted:
     """A policy.Sampler that writes what `write(prompt text)` returns (None: an answer that is cut off), and
     finds exactly that text likely. `seeds`: those of what was sampled (greedy is not)."""
 
-    def __init__(self, tokenizer, write, context: int = 4096):
-        self.tokenizer, self.write, self.context = tokenizer, write, context
-        self.template = lm.Template(tokenizer)
-        self.prompts, self.seeds, self.temperatures = [], [], []
+    def __init__(self, tokenizer, write):
+        self.tokenizer, self.template, self.context = tokenizer, lm.Template(tokenizer), 4096
+        self.write, self.prompts, self.seeds, self.temperatures = write, [], [], []
 
     async def generate(self, prompt, max_new_tokens, temperature, seed):
         assert len(prompt) + max_new_tokens <= self.context, "the caller has to look"
@@ -132,7 +131,7 @@ class Scripted:
 
 @pytest.fixture
 def scripted(tokenizer):
-    return lambda write, **more: Scripted(tokenizer, write, **more)
+    return functools.partial(Scripted, tokenizer)
 
 
 def run(coroutine):

@@ -5,9 +5,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from itertools import count
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,7 +17,7 @@ class Kill(BaseException):
 
 
 @contextlib.contextmanager
-def killed(place: Any, name: str, call: int = 1, behind: bool = False) -> Iterator[None]:
+def killed(place, name: str, call: int = 1, behind: bool = False):
     """What runs in here dies in call number `call` of place.name: before it begins, or `behind` it."""
     function, calls = getattr(place, name), count(1)
 
@@ -34,7 +32,7 @@ def killed(place: Any, name: str, call: int = 1, behind: bool = False) -> Iterat
         yield
 
 
-def shot(command: Callable[[], Any], place: Any, name: str, target: Callable[..., bool]) -> None:
+def shot(command, place, name: str, target) -> None:
     """`command` in a process of its own, which kill -9 ends in the first call of place.name whose arguments
     are a `target`. A fork: to import everything again takes longer than most commands here."""
     if child := os.fork():
