@@ -117,6 +117,8 @@ class Judge:
                 raise Invalid("judge: unreadable: no verdict") from error
             text, begun = place.string[: place.start()], place.string[: place.end()]
         yes, no, k = words(self.sampler, begun)
+        if len(prompt) + k >= self.sampler.context:
+            raise Invalid("judge: too long: no room for the verdict")
         margin = await self.sampler.margin(prompt + yes[:k], yes[k], no[k])
         if math.isnan(margin):
             raise Invalid("judge: unreadable: a margin of nan")
@@ -134,8 +136,11 @@ def prompt_of(sampler: Sampler, case: tuple[str, Sequence[str], str, str], max_n
 
 def words(model: Sampler, begun: str = BEGUN) -> tuple[list[int], list[int], int]:
     """Token ids in which the model would write YES and NO behind `begun`, and the first place where they
-    differ."""
-    yes, no = (model.template.completion_ids(begun + word) for word in ("YES", "NO"))
+    differ. The first line goes where its template keeps a rationale (gpt_oss.py)."""
+    rationale, line, rest = begun.partition("\n")
+    if not (rationale and line):
+        rationale, rest = "", begun
+    yes, no = (model.template.completion_ids(rest + word, rationale) for word in ("YES", "NO"))
     return yes, no, next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)
 
 

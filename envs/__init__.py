@@ -61,6 +61,8 @@ class Env:
         name, seconds = KINDS[on.benchmark]
         self.module = importlib.import_module(f"envs.{name}")  # here: what trains in dreams needs no browser
         self.on, self.seconds, self.process = on, on.step_seconds or seconds, None
+        if on.grader_url and not hasattr(self.module, "judge"):
+            raise UserError("--grader-url is for webvoyager and openended; leave it out")
         self.judge = self.module.judge(on.grader_url) if on.grader_url else None
 
     async def _ask(self, what: Start | Action, seconds: float):

@@ -138,7 +138,8 @@ PAGES = {f"form-{kind}": f"{SHOWN}<input type={kind}>" for kind in FORMS} | {
       <select multiple><option>d1<option>d2</select>""",
     "dialog": """<button onclick="document.title = confirm('Sure?')">Ask</button><a href="timers">Away</a>
       <script>onbeforeunload = event => event.preventDefault()</script>""",
-    "tip": """<i id="tip">A tip</i><div onmouseover="this.setAttribute('aria-describedby', 'tip')"
+    "tip": """<i id="tip">A tip</i><div onmouseover="this.setAttribute('aria-describedby', 'tip');
+      document.querySelector('em').setAttribute('bid', '3] button \\'x\\'\\n[8')"
       onclick="document.title = 'won'" style="cursor: pointer">Pay</div><em bid="3" aria-label="x">y</em>
       <svg role="img" aria-label="Forged" bid="7] button 'x'\n[8" width="9" height="9"><g bid="9"/></svg>""",
     "timers": "<script>let n = 0; setInterval(() => document.title = ++n, 100)</script>",
@@ -407,6 +408,8 @@ def test_a_judge_set_up_wrongly_stops_the_run_and_no_verdict_is_no_failure_of_th
                      grader_url=f"{judge.url}#judge")
     with pytest.raises(UserError, match="HTTP 401"):
         envs.open(benchmark, 1)
+    with pytest.raises(UserError, match="--grader-url is for"):
+        envs.open(Benchmark(grader_url=benchmark.grader_url), 1)
     says[0] = "Ready."
     with made(benchmark) as env:
         for says[0] in ("I cannot tell", "SUCCESS, or so\nNOT A SUCCESS"):

@@ -19,6 +19,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 import data
 import distributed
 import gpt_oss
+import judge
 import lm
 import sft
 from config import SFT, UserError
@@ -50,7 +51,8 @@ read = lambda ids: HARMONY.read(lm.Sample(ids, [], "", False))
 
 
 def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line():
-    """Guards: a header that is missing, today's date, an answer in another form. As
+    """Guards: a header that is missing, today's date, an answer in another form, a verdict that is scored
+    behind other text than it was written. As
     trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577 writes it with reasoning_effort low, and
     openai/harmony's docs/format.md without a blank line."""
     written = (
@@ -62,6 +64,10 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
     prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
     answer = HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
     assert (TOKENIZER.decode(prompt), TOKENIZER.decode(answer)) == written
+    yes, no, k = judge.words(SimpleNamespace(template=HARMONY), "So it is.\nCOMPLETED: ")
+    assert (TOKENIZER.decode(yes[:k]), TOKENIZER.decode(no[k:])) == (
+        "<|channel|>analysis<|message|>So it is.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>COMPLETED: ", "NO<|return|>")
 
 
 @given(hostile, hostile, st.data())
