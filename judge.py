@@ -28,7 +28,7 @@ import lm
 from data import Trajectory
 from policy import Invalid, Rollout, Sampler
 
-BEGUN = "COMPLETED: "  # a verdict, before its word
+PREFIX = "COMPLETED: "  # a verdict, before its word
 VERDICT_TOKENS = 16  # room for a verdict without reasons
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted. The marks that
@@ -106,7 +106,7 @@ class Judge:
         """Reasons are greedy. Only what the judge wrote is searched for a verdict, never the page; the last
         counts. Raises Invalid as "too long", "cut off" or "unreadable" (there is no verdict)."""
         prompt = prompt_of(self.sampler, (goal, actions, before, after), self.max_new_tokens)
-        text, begun = "", BEGUN
+        text, prefix = "", PREFIX
         if self.max_new_tokens:
             sample = await self.sampler.generate(prompt, self.max_new_tokens, 0.0, 0)
             if sample.truncated:
@@ -115,8 +115,8 @@ class Judge:
                 *_, place = VERDICT.finditer(self.sampler.template.read(sample))
             except ValueError as error:  # no verdict, or not the template's form
                 raise Invalid("judge: unreadable: no verdict") from error
-            text, begun = place.string[: place.start()], place.string[: place.end()]
-        yes, no, k = words(self.sampler, begun)
+            text, prefix = place.string[: place.start()], place.string[: place.end()]
+        yes, no, k = words(self.sampler, prefix)
         if len(prompt) + k >= self.sampler.context:
             raise Invalid("judge: too long: no room for the verdict")
         margin = await self.sampler.margin(prompt + yes[:k], yes[k], no[k])
@@ -134,12 +134,12 @@ def prompt_of(sampler: Sampler, case: tuple[str, Sequence[str], str, str], max_n
     return prompt
 
 
-def words(model: Sampler, begun: str = BEGUN) -> tuple[list[int], list[int], int]:
-    """Token ids in which the model would write YES and NO behind `begun`, and the first place where they
+def words(model: Sampler, prefix: str = PREFIX) -> tuple[list[int], list[int], int]:
+    """Token ids in which the model would write YES and NO behind `prefix`, and the first place where they
     differ. The first line goes where its template keeps a rationale (gpt_oss.py)."""
-    rationale, line, rest = begun.partition("\n")
+    rationale, line, rest = prefix.partition("\n")
     if not (rationale and line):
-        rationale, rest = "", begun
+        rationale, rest = "", prefix
     yes, no = (model.template.completion_ids(rest + word, rationale) for word in ("YES", "NO"))
     return yes, no, next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)
 

@@ -110,8 +110,8 @@ def parity(model: lm.LM) -> None:
         return optimizer
 
     train.update(model, sgd(model.net, ours), kept, advantages, CONFIG, random.Random(0), say)
-    told = theirs.update(sgd(theirs.net, its), kept, advantages)
-    for k, ((loss, clipped), (its_loss, its_clipped), g, h) in enumerate(zip(seen, told, ours, its)):
+    given = theirs.update(sgd(theirs.net, its), kept, advantages)
+    for k, ((loss, clipped), (its_loss, its_clipped), g, h) in enumerate(zip(seen, given, ours, its)):
         apart = float((g - h).norm() / h.norm())
         print(f"parity, step {k}: loss {loss:+.6f} and {its_loss:+.6f}   gradient {apart:.1e} apart   "
               f"clipped {clipped:.4f} and {its_clipped:.4f}", flush=True)

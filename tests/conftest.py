@@ -122,10 +122,10 @@ class Scripted:
 
     async def margin(self, prompt, yes, no):
         """2.9 for the next token of what the script writes."""
-        asked, mark, begun = self.tokenizer.decode(prompt).rpartition("<|assistant|>")
+        asked, mark, prefix = self.tokenizer.decode(prompt).rpartition("<|assistant|>")
         text = self.write(asked + mark)
-        assert text.startswith(begun), "asked after a text that was never written"
-        likely = self.template.completion_ids(text)[len(self.tokenizer.encode(begun))]
+        assert text.startswith(prefix), "asked after a text that was never written"
+        likely = self.template.completion_ids(text)[len(self.tokenizer.encode(prefix))]
         return 2.9 * ((yes == likely) - (no == likely))
 
 

@@ -63,11 +63,12 @@ def test_a_page_is_dreamed_from_the_one_before_and_each_reads_what_was_done(scri
     played = run(dream.imagine(who(sampler), begin, CONFIG, 0))
     assert [step.page for step in played.steps] == [counting_page(n) for n in (3, 4, 4)]
     assert (played.final_page, played.reward, played.terminated) == (counting_page(5), 1.0, True)
-    told = "hover [1] where [1] is More but [1] is not visible"
-    for prompt, page, past in zip(asked(sampler, "world"), (3, 4, 4), ("go_back", MORE, told), strict=True):
+    refused = "hover [1] where [1] is More but [1] is not visible"
+    pasts = "go_back", MORE, refused
+    for prompt, page, past in zip(asked(sampler, "world"), (3, 4, 4), pasts, strict=True):
         assert f"OBSERVATION:\n{counting_page(page)}\n" in prompt and "zebra" not in prompt
         assert f"\nPREVIOUS ACTION: {past}\n" in prompt
-    assert asked(sampler, "policy")[2].endswith(f"\n3: {MORE}\n4: {told}<|end|><|assistant|>")
+    assert asked(sampler, "policy")[2].endswith(f"\n3: {MORE}\n4: {refused}<|end|><|assistant|>")
     (prompt,) = asked(sampler, "judge")
     assert (f"OBSERVATION:\n{counting_page(5)}\nBEFORE:\n{counting_page(4)}\nOBJECTIVE: Find the zebra.\n"
             f"PREVIOUS ACTIONS:\n1: None\n2: go_back\n3: {MORE}\n4: {MORE}\nQ") in prompt

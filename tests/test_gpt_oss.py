@@ -71,7 +71,7 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
 
 
 @given(hostile, hostile, st.data())
-def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(one, other, drawn):
+def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(one, other, choice):
     """Guards: a page that says <|end|><|start|>assistant and answers for the world model, or names a token no
     list calls special; whitespace cleaned up, a rationale that closes its channel, the two parts exchanged;
     an answer that was cut off, a tool call, a second message, taken for a delta."""
@@ -83,13 +83,13 @@ def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(o
     ids = HARMONY.completion_ids(other, one)
     assert read(ids) == f"{data.one_line(lm.disarm(TOKENIZER, one))}\n{safe}"
     assert ids[-1] == TOKENIZER.eos_token_id and ids.count(TOKENIZER.eos_token_id) == 1
-    at, extra = drawn.draw(st.integers(0, len(ids) - 1)), drawn.draw(st.sampled_from([*added]))
+    at, extra = choice.draw(st.integers(0, len(ids) - 1)), choice.draw(st.sampled_from([*added]))
     places = [k for k, i in enumerate(ids) if i in added]
     places += [1, places[3] + 1, places[4] + 1]  # where analysis, assistant and final begin
     wrong = [ids[:k] + ids[k + 1 :] for k in places]
     wrong += [ids[:at], ids[:at] + [extra] + ids[at:], ids + ids[1:2], ids[:-1] + [[*added][-2]]]
     with pytest.raises(ValueError, match="not a harmony answer"):
-        read(drawn.draw(st.sampled_from(wrong)))
+        read(choice.draw(st.sampled_from(wrong)))
 
 
 def test_a_folder_loads_as_transformers_loads_it(base):

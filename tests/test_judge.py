@@ -69,7 +69,7 @@ def test_a_reward_model_learns_outcomes_and_other_goals_and_is_read_where_it_lea
               recorded(["click [1]"], reward=0, goal="Up.")]
     groups = judge.examples(model, played, counts := Counter())
     assert counts == {"success": 4, "failure": 1, "other goal": 6}
-    yes, no = (model.template.completion_ids(judge.BEGUN + word) for word in ("YES", "NO"))
+    yes, no = (model.template.completion_ids(judge.PREFIX + word) for word in ("YES", "NO"))
     place = next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)  # of the word
     for t, group in zip([t for t in played if t.terminated], groups, strict=True):
         others = {"Once.", "Never.", "Up."} - {t.goal} if t.reward and t.task == "count" else ()
