@@ -25,6 +25,7 @@ from typing import Protocol
 
 import data
 import lm
+from config import UserError
 from data import Trajectory
 from policy import Invalid, Rollout, Sampler
 
@@ -33,7 +34,7 @@ VERDICT_TOKENS = 16  # room for a verdict without reasons
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted. The marks that
 # stand before the word are a part of the place: the two words are scored behind them.
-VERDICT = re.compile(r"""(?:\n|(?<![\w'"`]))COMPLETED:[ *_]*(?=(?:YES|NO)\b)""")
+VERDICT = re.compile(r"""(?:\n|(?<![\w'"`]))COMPLETED:[ *_]*(?=(?:YES|NO)\b)|\nCOMPLETED:""")
 
 SYSTEM = """You are given an objective, the actions that a user took, and the page before and after the last \
 of them. In one or two short sentences write what was asked beside what was done. Then end with a line that \
@@ -97,10 +98,15 @@ class AnyJudge(Protocol):
 
 class Judge:
     """A model, asked for verdicts of at most `max_new_tokens` tokens; 0: a reward model, which answers at
-    once."""
+    once. Raises UserError for a judge with reasons whose tokenizer keeps a system message of its own."""
 
     def __init__(self, sampler: Sampler, max_new_tokens: int):
         self.sampler, self.max_new_tokens = sampler, max_new_tokens
+        tokenizer = getattr(sampler.template, "tokenizer", None)
+        own = tokenizer.init_kwargs.get("system_prompt") if tokenizer else ""
+        if max_new_tokens and own:  # lm.Template puts it in SYSTEM's place, which asks for a verdict
+            raise UserError(f"the judge was fine-tuned under its own system message ({own[:40]!r}), so it "
+                            "gives no verdict: --judge-tokens 0 for a reward model, or another --judge")
 
     async def verdict(self, goal: str, actions: Sequence[str], before: str, after: str) -> Verdict:
         """Reasons are greedy. Only what the judge wrote is searched for a verdict, never the page; the last
@@ -116,6 +122,7 @@ class Judge:
             except ValueError as error:  # no verdict, or not the template's form
                 raise Invalid("judge: unreadable: no verdict") from error
             text, prefix = place.string[: place.start()], place.string[: place.end()]
+            prefix += " " * prefix.endswith(":")  # neither word stands there: both are scored after a space
         yes, no, k = words(self.sampler, prefix)
         if len(prompt) + k >= self.sampler.context:
             raise Invalid("judge: too long: no room for the verdict")

@@ -1,5 +1,6 @@
 """Claims about judge.py: what it is shown, where its verdict is read, and that no page can forge it."""
 import asyncio
+import copy
 import math
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from helpers.scores import score
 import judge
 import lm
 import policy
+from config import UserError
 from policy import Invalid
 
 ROOM = 100  # max_new_tokens
@@ -45,6 +47,13 @@ def test_a_verdict_is_read_in_its_place_in_the_judges_own_text_alone(scripted, t
     agent.context = len(agent.template.prompt_ids(judge.messages(*CASE))) + ROOM - 1
     with pytest.raises(Invalid, match="judge: too long"):
         run(judge.Judge(agent, ROOM).verdict(*CASE))
+    agent = scripted(lambda prompt: "It reads:\nCOMPLETED: YES\nbut.\nCOMPLETED: maybe.")
+    said = run(judge.Judge(agent, ROOM).verdict(*CASE))  # the last line counts, whatever it says
+    assert said == judge.Verdict(False, 0.0, "It reads:\nCOMPLETED: YES\nbut.")
+    agent.tokenizer = agent.template.tokenizer = copy.deepcopy(agent.tokenizer)
+    agent.template.tokenizer.init_kwargs["system_prompt"] = "Act."  # which would take the place of ours
+    with pytest.raises(UserError, match="its own system message"):
+        judge.Judge(agent, ROOM)
 
 
 def test_the_ending_is_all_actions_and_the_pages_around_the_last(scripted):
