@@ -154,10 +154,14 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
         loss: Loss = lambda logp, row, which: -logp.sum()) -> dict:
     """Minimise the mean of `loss` over a step's target tokens, in place. Returns {steps, tokens, loss}.
     `checkpoint`: a folder to resume from. All ranks give the same items, and share a step's microbatches.
+    Raises UserError when there are fewer of these than ranks.
 
     Where a step has several microbatches, its gradient is weighed by its tokens: as these cost alike, a step
     may be of short sequences alone, whose tokens would count double (NOTES 10.9).
     """
+    ranks = distributed.world_size()
+    if config.microbatches < ranks:
+        raise UserError(f"--microbatches {config.microbatches}: of {ranks} ranks some would always idle")
     lengths = [sum(len(prompt) + len(ids) for prompt, ids in item) for item in items]
     steps = schedule(lengths, config)
     costs = [[sum(lengths[i] for i in batch) for batch in step] for step in steps]  # in tokens
@@ -179,7 +183,7 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
         learned = [[pair for i in batch for pair in plain(items[i])] for batch in step]
         # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
         targets, mine = sum(len(completion) for batch in learned for _, completion in batch), 0.0
-        for index, own in distributed.assign(costs[n], distributed.world_size())[distributed.rank()]:
+        for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
             which = [i for i in step[index] for _ in items[i]]
             logp, row = lm.token_logps(model, learned[index])  # (N,), (N,)
             part = own * loss(logp, row, which) / targets

@@ -1,6 +1,10 @@
-"""The loop. An update, as train() has it below: 1. evaluate on real pages, now and then; 2. dream: a group of
-rollouts from each of a few starts, experts mixed in (dream.py); 3. advantages in each group, old log-probs,
-`minibatches` GSPO steps (gspo.py); 4. log, checkpoint.
+"""The loop: dream, score, update, and evaluate on real pages now and then.
+
+    for each update:
+        1. evaluate on real pages, sometimes
+        2. dream: a few starts, a group of rollouts from each, experts mixed in (dream.py)
+        3. advantages in each group, old log-probs, `minibatches` GSPO steps (gspo.py)
+        4. log; checkpoint
 
     python train.py laptop                                          # after `make`, whose models it takes
     python train.py laptop --real-fraction 1 --out runs/real        # real pages: no world model, no judge
