@@ -312,15 +312,13 @@ def root_url(page: str) -> str:
     return root.attributes.get("url", "").strip("'\"")
 
 
-def read_trajectories(path: str | Path, rows: Rows | None = None, counts: Counter | None = None,
+def read_trajectories(path: str | Path, counts: Counter | None = None,
                       audit: bool = False) -> list[Trajectory]:
     """Recorded trajectories to LEARN from: the one gate of all programs. A row is a trajectory (_trajectory)
     or, where it has `messages`, a step of NNetNav's. What became of NNetNav's rows is added to `counts`.
-    `rows`: some of read_jsonl(path), in the place of all. Raises UserError with file:line; and, except for an
-    `audit`, where a seed is no training seed."""
+    Raises UserError with file:line; and, except for an `audit`, where a seed is no training seed."""
     trajectories, counts = list[Trajectory](), Counter() if counts is None else counts
-    rows = read_jsonl(path) if rows is None else rows
-    for steps, part in groupby(rows, key=lambda row: "messages" in row[1]):
+    for steps, part in groupby(read_jsonl(path), key=lambda row: "messages" in row[1]):
         trajectories += read_nnetnav(part, counts) if steps else (_trajectory(*row) for row in part)
     for t in trajectories:
         if t.seed not in SEEDS["train"] and not audit:

@@ -15,7 +15,6 @@ completion_ids), and only completion tokens are learned (lm.py).
 Killed at any moment, the same command goes on from its last checkpoint.
 """
 
-import functools
 import itertools
 import json
 import math
@@ -28,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -62,14 +62,15 @@ def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     return [t for t in trajectories if next(number[t.task]) < (count or math.inf)]
 
 
-def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[list[list[lm.Pair]], Counter]:
-    """The items of `rows` of config.recorded (None: of all that is learned from), and what became of them."""
-    words, counts = _words(config.base, config.system_prompt), Counter[str]()
+def tokenised(what: str, config: SFT) -> tuple[list[Item], Counter]:
+    """What is learned from, and what became of all else. The ranks share the work, and then all of them hold
+    all of it: as arrays, a ninth of what lists take. Raises UserError where there is nothing."""
+    words, counts, made = lm.load_tokenizer(config.base), Counter[str](), Counter[str]()
     if config.system_prompt:
         words.init_kwargs["system_prompt"] = config.system_prompt
-    model = SimpleNamespace(template=gpt_oss.template(words), context=config.context)
-    recorded = data.read_trajectories(config.recorded, rows, counts) if config.recorded else []
-    played = data.read_trajectories(config.played, None, counts) if config.played else []
+    model: Any = SimpleNamespace(template=gpt_oss.template(words), context=config.context)
+    recorded = data.read_trajectories(config.recorded, counts) if config.recorded else []
+    played = data.read_trajectories(config.played, counts) if config.played else []
     if what == "policy":
         recorded, played = successes(recorded), []
     if what == "reward_model" and played:  # other tasks' endings would be an explorer's alone (NOTES 11.4)
@@ -78,45 +79,22 @@ def items_of(what: str, config: SFT, rows: data.Rows | None = None) -> tuple[lis
         recorded = [t for t in recorded if t.task in tasks]
     recorded = first(recorded, config.per_task)
     counts["trajectories"] = len(recorded) + len(played)
-    if what == "reward_model":
-        return judge.examples(model, played + recorded, counts), counts
-    if what == "policy":
-        return [[pair] for pair in policy.examples(model, recorded, counts)], counts
-    written = _rationales(config.rationales) if config.rationales else {}
+    written = annotate.read(config.rationales) if config.rationales else {}
     rationale = (lambda *step: written.get(annotate.key(*step), "")) if config.rationales else None
-    return [[pair] for pair in world_model.examples(model, recorded + played, counts, rationale)], counts
 
+    def pairs(t: Trajectory) -> list[lm.Pair]:
+        return (policy.examples(model, [t], made) if what == "policy" else
+                world_model.examples(model, [t], made, rationale))
 
-# Once a process, and not once a chunk. Each system prompt has a tokenizer, into which items_of writes it.
-_rationales = functools.cache(annotate.read)
-_words = functools.cache(lambda base, system_prompt: lm.load_tokenizer(base))
-CHUNK = 100  # rows that a rank takes at once: some seconds of work
-
-
-def chunks(file: str) -> Iterator[list]:
-    """The rows of a file, some at a time, cut where the task changes: NNetNav's of a task go together."""
-    rows = list[tuple[str, dict]]()
-    for place, row in data.read_jsonl(file):
-        if len(rows) >= CHUNK and row.get("task_name", place) != rows[-1][1].get("task_name"):
-            yield rows
-            rows = []
-        rows.append((place, row))
-    yield rows
-
-
-def tokenised(what: str, config: SFT) -> tuple[list[Item], Counter]:
-    """The items of a fine-tuning, and what became of all else. The ranks share the work, and then all of them
-    hold all of it: as arrays, a ninth of what lists take."""
-    # An episode's other goals are those of all episodes.
-    whole = what == "reward_model" or config.per_task or config.played
-    mine = itertools.islice(chunks(config.recorded), distributed.rank(), None, distributed.world_size())
-    done = list[tuple[list[Item], Counter]]()
-    for rows in [None] if whole else tqdm(mine, desc="tokenising", disable=distributed.rank() != 0):
-        found, counts = items_of(what, config, rows)
-        done.append(([[(array("i", prompt), array("i", ids)) for prompt, ids in item]
-                      for item in found], counts))
-    done = done if whole else distributed.collect(done)
-    items, counts = [item for part, _ in done for item in part], sum((of for _, of in done), Counter[str]())
+    items: list[Item]
+    if what == "reward_model":  # an episode's other goals are those of all episodes
+        items = list(judge.examples(model, played + recorded, counts))
+    else:
+        mine = tqdm(distributed.shard_rows(recorded + played), "tokenising", disable=distributed.rank() != 0)
+        shared = [[(array("i", prompt), array("i", ids)) for prompt, ids in pairs(t)] for t in mine]
+        items = [[pair] for part in distributed.collect(shared) for pair in part]
+        for of in distributed.gather(made):
+            counts.update(of)
     if not items:
         raise UserError(f"{config.recorded} {config.played}: there is nothing to learn from ({dict(counts)})")
     return items, counts

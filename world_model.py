@@ -105,15 +105,10 @@ def read_prediction(sampler: Sampler, page: str, sample: lm.Sample) -> Predictio
 
 
 class WorldModel:
-    """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens. It is asked by
-    `chat`, and `read` makes a Prediction of what it wrote. (baselines/webworld.py has the two of models that
-    write whole pages.)"""
+    """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens."""
 
-    def __init__(self, sampler: Sampler, max_new_tokens: int, temperature: float,
-                 chat: Callable[[str, str, str, Action], list[dict]] = messages,
-                 read: Callable[[Sampler, str, lm.Sample], Prediction] = read_prediction):
+    def __init__(self, sampler: Sampler, max_new_tokens: int, temperature: float):
         self.sampler, self.max_new_tokens, self.temperature = sampler, max_new_tokens, temperature
-        self.chat, self.read = chat, read
 
     async def predict(self, page: str, action: Action, previous: str, seed: int) -> Prediction:
         """See AnyWorldModel. Raises Invalid as "too long" where the page leaves no room for an answer, "cut
@@ -122,7 +117,7 @@ class WorldModel:
         greedy; the second sample is then at 1."""
         if why := impossible(page, action):
             return Prediction(page, error=why)
-        prompt = self.sampler.template.prompt_ids(self.chat(page, data.root_url(page), previous, action))
+        prompt = self.sampler.template.prompt_ids(messages(page, data.root_url(page), previous, action))
         if len(prompt) + self.max_new_tokens > self.sampler.context:
             raise Invalid(f"world model: too long: a prompt of {len(prompt)} tokens")
         for attempt in (0, 1):
@@ -131,7 +126,7 @@ class WorldModel:
             if sample.truncated:
                 raise Invalid(f"world model: cut off: after {len(sample.ids)} tokens")
             try:
-                found = self.read(self.sampler, page, sample)
+                found = read_prediction(self.sampler, page, sample)
                 if found.error:
                     return replace(found, error=f"{action}: {found.error}")  # as envs/ say it
                 return found if found.over else replace(found, page=typed(found.page, action))

@@ -1,8 +1,7 @@
 """WebRL whole: phases of tries, a reward model, a critic, a replay buffer, and new tasks from failed ones
 (Qi et al. 2024, arXiv 2411.02337). Read it from top to bottom: a section is a step of a phase.
 
-    python -m baselines.webrl laptop                      # on real pages, as published; after `make`
-    python -m baselines.webrl laptop --real-fraction 0 --out runs/laptop/webrl-dreams       # in dreams: ours
+    python -m baselines.webrl laptop                      # on real pages; after `make`
     torchrun --nproc_per_node 8 -m baselines.webrl paper  # Llama-3.1-8B on WebArena; never run here
 
     L(V)  = -E[ r_T log V(s) + (1 - r_T) log(1 - V(s)) ]                                              Eq. 8
@@ -81,8 +80,9 @@ from policy import Env, Invalid, Rollout, Turn
 # ---- settings ----------------------------------------------------------------------------------------------
 
 # Settings of train.py that mean nothing here.
-UNUSED = ("groups", "group_size", "expert_fraction", "first_pages", "minibatches", "eps_low", "eps_high",
-          "discard_limit", "checkpoint_every", "evaluate_every", "evaluate_seeds", "evaluate_horizon")
+UNUSED = ("groups", "group_size", "expert_fraction", "real_fraction", "first_pages", "minibatches", "eps_low",
+          "eps_high", "discard_limit", "checkpoint_every", "evaluate_every", "evaluate_seeds",
+          "evaluate_horizon")
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ class WebRL(Train):
 
 
 LAPTOP = WebRL(**vars(TRAIN["laptop"]) | {name: getattr(Train(), name) for name in UNUSED} | dict(
-    out="runs/laptop/webrl", real_fraction=1.0, updates=3, tasks_a_phase=64, batch=16, critic_lr=1e-4))
+    out="runs/laptop/webrl", updates=3, tasks_a_phase=64, batch=16, critic_lr=1e-4))
 # Never run: no such node and no such sites were here. The paper's rates, batch and temperature, and an SFT
 # policy that is published; phases and horizon are guesses.
 PAPER = WebRL(
     "stanfordnlp/llama8b-nnetnav-wa", judge="runs/paper/reward_model", out="runs/paper/webrl",
-    real_fraction=1.0, on=Benchmark("webarena"), horizon=30, temperature=1.0, max_new_tokens=1024,
+    on=Benchmark("webarena"), horizon=30, temperature=1.0, max_new_tokens=1024,
     judge_tokens=0, judge_context=24576, generator="http://127.0.0.1:8000/v1")
 
 # ---- 1. act: a try at each task ----------------------------------------------------------------------------
@@ -140,9 +140,7 @@ async def play(pages, agent, start: Start, config: WebRL, horizon: int, seed: in
 
 
 async def attempt(models: dream.Models, start: Start, config: WebRL, seed: int, pages) -> Rollout:
-    """A try. The reward model's verdict is its outcome; `reward` is what a real page paid."""
-    if not config.real_fraction:
-        return await dream.imagine(models, start, config, seed)
+    """A try. The reward model's verdict is its outcome; `reward` is what the page paid."""
     done = await play(pages, models.agent, start, config, config.horizon, seed)
     if done.terminated and not done.discarded:
         try:
@@ -317,19 +315,16 @@ def keep(file: Path, content) -> None:
 def phases(config: WebRL, pages=None) -> None:
     """The run, from its first phase or its last checkpoint to its last phase. All ranks call it. `pages` may
     be handed in."""
-    real = config.real_fraction == 1
     benchmark = config.on.benchmark not in ("", "miniwob")
-    if config.real_fraction not in (0, 1) or benchmark and not (
-            real and (config.generator or not config.new_tasks)):
-        raise UserError("--real-fraction is 1 (real pages) or 0 (dreams). --benchmark has real pages, and "
-                        "new tasks by a --generator, or --new-tasks 0")
+    if benchmark and config.new_tasks and not config.generator:
+        raise UserError("who writes new tasks of a --benchmark? give a --generator, or --new-tasks 0")
     out, first = Path(config.out), distributed.rank() == 0
     files, read = out.parent / f"{out.name}.run", lambda file: torch.load(file, weights_only=False)
     files.mkdir(parents=True, exist_ok=True)
     recorded = [] if benchmark else [
         t for t in data.read_trajectories(config.recorded) if t.task not in config.not_dreamed]
-    # To train.py the judge is a dream's. What is handed in is not loaded: real pages need no world model.
-    model, models = train.load_models(replace(config, real_fraction=0.0), files, "none" if real else None)
+    # To train.py the judge is a dream's. What is handed in is not loaded: there is no world model.
+    model, models = train.load_models(config, files, "none")  # type: ignore[arg-type]
     generator = inference.Chat(config.generator) if config.generator else None
     optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
@@ -345,7 +340,7 @@ def phases(config: WebRL, pages=None) -> None:
         rows = [row for row in report.read(files / "metrics.jsonl") if row["update"] < done]
         (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    with (contextlib.nullcontext(pages) if pages or not real else envs.open(config.on) as pages,
+    with (contextlib.nullcontext(pages) if pages else envs.open(config.on) as pages,
           open(files / "metrics.jsonl" if first else "/dev/null", "a") as log,
           tqdm(total=config.updates, initial=done, desc="WebRL", unit="phase", disable=not first) as bar):
         known = [(Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system), None)
@@ -372,7 +367,7 @@ def phases(config: WebRL, pages=None) -> None:
             metrics |= train.of_batch(dream.Batch(tries, new, [], []))
             if not new:
                 raise UserError(f"all tries of phase {n} were discarded: {metrics['discarded']}")
-            right = [outcome(one) == one.reward for one in new if one.real and one.verdict]
+            right = [outcome(one) == one.reward for one in new if one.verdict]
             metrics["judged_success"] = round(fmean(outcome(one) for one in new), 4)
             metrics["judge_right"] = round(fmean(right), 4) if right and not generator else None
 
@@ -405,13 +400,8 @@ def phases(config: WebRL, pages=None) -> None:
             failed = [replace(one.start, url=one.steps[0].url, page=one.steps[0].page)
                       for one in new if not outcome(one) and one.steps and config.new_tasks]
             count = config.new_tasks * config.tasks_a_phase
-            # In dreams: recordings of the same tasks.
-            made = [start for start, _ in known if start.task in {one.task for one in failed}]
-            made = rng.sample(made, min(count, len(made)))
-            if failed and generator:
-                made = generate_tasks(generator, failed, count, lm.mix(config.seed, n))
-            elif failed and real:
-                made = other_seeds(pages, models.agent, failed, config, rng)
+            made = (generate_tasks(generator, failed, count, lm.mix(config.seed, n)) if failed and generator
+                    else other_seeds(pages, models.agent, failed, config, rng) if failed else [])
             kept = learnable(critic, made, config)
             can = feasible(generator, kept) if generator else kept
             tasks = rng.sample(can, min(config.tasks_a_phase, len(can)))

@@ -2,20 +2,20 @@
 
     python -m examples.own_loss                # checks it, then learns with it; writes runs/own_loss/
 
-The loss is SPO's (Simple Policy Optimization, arXiv 2401.16025), with GSPO's ratio of a whole trajectory:
+The loss is GRPO's (arXiv 2402.03300, Eq. 3), which has a ratio for each token where GSPO has one for each
+trajectory; without its KL term, as in TRL's default:
 
-    J = 1/B sum_i [ s_i A_i - |A_i| / (2 eps) (s_i - 1)^2 ]          loss = -J
-
-GSPO drops a trajectory once its ratio s_i has left the clip. Here a square pulls it back instead: J is
-largest at s_i = 1 + eps where A_i > 0, and at s_i = 1 - eps where A_i < 0. s_i and A_i are gspo.py's.
+    J = 1/B sum_i 1/|y_i| sum_t min( w_t A_i, clip(w_t, 1 - eps_low, 1 + eps_high) A_i )        loss = -J
+    w_t = exp(logp_t - old_logp_t)                  A_i is gspo.py's (Eq. 6); GRPO's clip is .2 on both sides
 
 train.py wants no loss but its gradient, as a factor of every token's d logp, because at 8B the graph of a
-whole trajectory does not fit (Eq. 10 in gspo.py). It is found in two steps:
-
-    dJ/ds_i = A_i - |A_i| / eps (s_i - 1)          ds_i = s_i 1/|y_i| sum_t d logp_t          (by Eq. 7)
+whole trajectory does not fit (Eq. 10 in gspo.py). Here that is w_t A_i [not clipped] / |y_i|: GSPO's own
+factor, if each token is taken for a trajectory.
 
 Shapes: B trajectories of a minibatch, N tokens of all of them, end to end.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,24 +24,22 @@ import gspo
 from examples import own_env
 
 
-def spo_loss(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
-             eps_high: float) -> Tensor:
+def grpo_loss(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
+              eps_high: float) -> Tensor:
     """The definition, in one graph. Arguments as gspo.gspo_loss has them. Only the check needs it."""
-    ratio = gspo.mean_log_ratio(logp, old_logp, trajectory, len(advantages))[0].exp()  # (B,)  Eq. 7
-    eps = torch.where(advantages > 0, eps_high, eps_low)  # (B,)
-    return -(ratio * advantages - advantages.abs() / (2 * eps) * (ratio - 1) ** 2).mean()
+    ratio, a = (logp - old_logp).exp(), advantages[trajectory]  # (N,), (N,)
+    objective = torch.minimum(ratio * a, ratio.clamp(1 - eps_low, 1 + eps_high) * a)  # (N,)
+    means = [objective[trajectory == i].mean() for i in range(len(advantages))]
+    return -sum(means) / len(means)
 
 
-@torch.no_grad()
-def spo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
-                     eps_high: float) -> tuple[Tensor, dict[str, float]]:
-    """(the factor (N,) of every token's d logp, without 1/B; what is logged), as gspo.gspo_coefficients,
-    which looks the arguments over, and has the figures to log."""
-    _, metrics = gspo.gspo_coefficients(logp, old_logp, trajectory, advantages, eps_low, eps_high)
-    log_ratio, lengths = gspo.mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,), (B,)
-    ratio, eps = log_ratio.exp(), torch.where(advantages > 0, eps_high, eps_low)  # (B,), (B,)
-    slope = advantages - advantages.abs() / eps * (ratio - 1)  # (B,)  dJ/ds_i, without 1/B
-    return (slope * ratio / lengths)[trajectory], metrics  # (N,)
+def grpo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
+                      eps_high: float) -> tuple[Tensor, dict[str, float]]:
+    """(the factor (N,) of every token's d logp, without 1/B; what is logged), as gspo.gspo_coefficients."""
+    token = torch.arange(len(logp))  # (N,)
+    factor, metrics = gspo.gspo_coefficients(logp, old_logp, token, advantages[trajectory], eps_low, eps_high)
+    _, lengths = gspo.mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,)
+    return factor / lengths[trajectory], metrics  # (N,)
 
 
 def largest_error(seed: int = 0) -> float:
@@ -52,9 +50,9 @@ def largest_error(seed: int = 0) -> float:
     old_logp = -torch.rand(9, generator=rng, dtype=torch.float64)  # (N,)
     logp = old_logp + 0.2 * torch.randn(9, generator=rng, dtype=torch.float64)  # (N,) after some steps
     advantages = torch.tensor([1.2, -0.4, -1.3, 0.5], dtype=torch.float64)  # (B,)
-    given = old_logp, trajectory, advantages, 0.03, 0.04
-    [wanted] = torch.autograd.grad(spo_loss(logp.requires_grad_(), *given), logp)  # (N,) d loss / d logp_t
-    coefficients, _ = spo_coefficients(logp.detach(), *given)  # (N,)
+    given = old_logp, trajectory, advantages, 0.1, 0.2
+    [wanted] = torch.autograd.grad(grpo_loss(logp.requires_grad_(), *given), logp)  # (N,) d loss / d logp_t
+    coefficients, _ = grpo_coefficients(logp.detach(), *given)  # (N,)
     return float((wanted + coefficients / len(advantages)).abs().max())  # the loss is -J
 
 
@@ -62,4 +60,4 @@ if __name__ == "__main__":
     error = largest_error()
     print(f"the coefficients and autograd differ by at most {error:.0e}")
     assert error < 1e-9, "the derivative is wrong: do not train with it"
-    own_env.learn(own_env.prepare("runs/own_loss"), spo_coefficients)
+    own_env.learn(replace(own_env.prepare("runs/own_loss"), eps_low=0.2, eps_high=0.2), grpo_coefficients)

@@ -54,7 +54,7 @@ def test_every_different_transition_is_asked_about_once_several_at_a_time_and_le
     record(file, [recorded(["click [1]"] * 3, seed=3), EIGHT])
     TOKENIZER.save_pretrained(tmp_path / "base")
     config = SFT(str(tmp_path / "base"), str(file), rationales=str(tmp_path / "new/r.jsonl"))
-    items, _ = sft.items_of("world_model", config)
+    items, _ = sft.tokenised("world_model", config)
     said = [[re.search(r"Count (\d+)|Because\\nof (\d+)\.<", TOKENIZER.decode(ids)) for ids in pair]
             for [pair] in items]
     assert [prompt[1] for prompt, _ in said] == [answer[2] for _, answer in said] and len(said) == 11

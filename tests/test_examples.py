@@ -34,7 +34,7 @@ def test_the_loop_is_train_pys_and_the_readmes_and_what_is_handed_in_is_used(tok
     sft.fit(model, [[pair] for pair in pairs], sft.SFT(epochs=10, lr=3e-3, tokens=800, microbatches=1))
     lm.save(model, base)
     config = replace(own_env.prepare(f"{tmp_path}/shop", 2, base), policy=base, lr=1e-3, compute="float32")
-    own_env.learn(config, lambda *given: used.append(given) or own_loss.spo_coefficients(*given))
+    own_env.learn(config, lambda *given: used.append(given) or own_loss.grpo_coefficients(*given))
     rows = lines(config)
     assert "real_success" in rows[0] and len(used) == 2 * sum("clip_frac" in row for row in rows)
     assert min(sum(row.get(name, 0) for row in rows) for name in ("dreams", "real_steps", "learned")) > 0
@@ -57,5 +57,5 @@ def test_the_loop_is_train_pys_and_the_readmes_and_what_is_handed_in_is_used(tok
 def test_the_own_losss_coefficients_are_its_gradient(monkeypatch):
     """Guards: a wrong derivative, and a check that would not see one."""
     assert max(own_loss.largest_error(seed) for seed in range(20)) < 1e-12
-    monkeypatch.setattr(own_loss, "spo_coefficients", own_loss.gspo.gspo_coefficients)
+    monkeypatch.setattr(own_loss, "grpo_coefficients", own_loss.gspo.gspo_coefficients)
     assert own_loss.largest_error() > 1e-3

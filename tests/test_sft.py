@@ -64,11 +64,11 @@ def test_each_model_learns_from_its_own_trajectories(config, model):
     """Guards: a failure that is cloned, or a success too many; episodes of the policy that world model and
     reward model do not see; a reward model of tasks that the policy does not play."""
     config = replace(config, played=config.recorded.replace("explored", "played"))
-    words = lambda what: [text for _, text in texts(model, sum(sft.items_of(what, config)[0], []))]
+    words = lambda what: [text for _, text in texts(model, sum(sft.tokenised(what, config)[0], []))]
     assert len(words("policy")) == 6 and not any("stop" in text for text in words("policy"))
     assert len(words("world_model")) == 12 and sorted(words("reward_model")) == [" NO"] * 5 + [" YES"] * 3
-    assert sft.items_of("reward_model", config)[1]["dropped: of tasks that were not played"] == 1
-    assert len(sft.items_of("policy", replace(config, per_task=1))[0]) == 4
+    assert sft.tokenised("reward_model", config)[1]["dropped: of tasks that were not played"] == 1
+    assert len(sft.tokenised("policy", replace(config, per_task=1))[0]) == 4
 
 
 def test_settings_that_learn_nothing_or_let_ranks_idle_are_refused(config, model, monkeypatch):
@@ -79,19 +79,6 @@ def test_settings_that_learn_nothing_or_let_ranks_idle_are_refused(config, model
     monkeypatch.setattr(distributed, "world_size", lambda: 8)
     with pytest.raises(UserError, match="of 8 ranks some would always idle"):
         sft.fit(model, [], replace(config, microbatches=6))
-
-
-def test_what_is_tokenised_in_chunks_is_what_the_whole_file_says(config, tmp_path, monkeypatch):
-    """Guards: a trajectory that is cut in two, for two ranks; parts in another order; counts of one part."""
-    rows = (ROOT / "tests/nnetnav_small.jsonl").read_text()
-    (file := tmp_path / "n.jsonl").write_text(
-        "".join(rows.replace('"task_name": "', f'"task_name": "{k}') for k in range(4)))
-    config = replace(config, recorded=str(file))
-    monkeypatch.setattr(sft, "CHUNK", 5)
-    items, counts = sft.tokenised("world_model", config)
-    made = [[(list(prompt), list(ids)) for prompt, ids in item] for item in items]
-    assert (made, counts) == sft.items_of("world_model", config)
-    assert len(made) == counts["dropped: prompt not in the template"] == 8
 
 
 def test_killed_at_any_moment_the_same_command_leaves_what_a_run_leaves_that_nobody_killed(config, tmp_path):
