@@ -284,9 +284,6 @@ def parse_prompt(user: str) -> tuple[str, str, str, tuple[str, ...]] | None:
 
 # ---- 4. files: recorded MiniWoB++ and NNetNav --------------------------------------------------------------
 
-Rows = Iterable[tuple[str, dict]]  # ("file:line", the object of that line)
-
-
 def read_jsonl(path: str | Path) -> Iterator[tuple[str, dict]]:
     """("file:line", object) of each line of a .jsonl or .jsonl.gz, streaming; blank lines are skipped. Raises
     UserError where there is no file, or it is damaged or was cut off."""
@@ -355,7 +352,7 @@ def _trajectory(place: str, row: dict) -> Trajectory:
     return Trajectory(task, seed, goal, steps, page, reward, terminated, truncated, place, tuple(actions))
 
 
-def read_nnetnav(rows: Rows, counts: Counter) -> Iterator[Trajectory]:
+def read_nnetnav(rows: Iterable[tuple[str, dict]], counts: Counter) -> Iterator[Trajectory]:
     """Trajectories of NNetNav's rows (stanfordnlp/nnetnav-live, -wa; a row a step), one task_name at a time.
     A trajectory that ends in stop has reward 1 (NNetNav keeps what its outcome model took); any other is
     truncated. Pages keep their ids, because the thoughts speak of them; transitions() aligns.

@@ -135,21 +135,16 @@ class WorldModel:
         raise Invalid(f"world model: unreadable: {unreadable}")
 
 
-# What a box for times takes (envs/browsergym.py): as an American keyboard writes it, or HTML, or nothing.
-TIME = re.compile(r"|(0?[1-9]|1[0-2]):[0-5]\d [ap]m|([01]\d|2[0-3]):[0-5]\d", re.IGNORECASE)
 NO_TEXT = {"button", "checkbox", "image", "LabelText", "link", "menuitem", "option", "radio", "switch", "tab"}
 
 
 def impossible(page: str, action: Action) -> str:
-    """What a browser says of an action on an id that is not on the page, of a text for what takes none, or of
-    one that is no time in a box for times; "" of any other. Page and action alone decide these. A world model
-    learns such rules badly, and a policy finds out where. It let buttons be pressed by typing (NOTES 11.5).
-    Of times it saw six right ones and hundreds of wrong texts, and refused most right ones.
+    """What a browser says of an action on an id that is not on the page, or of a text for what takes none; ""
+    of any other. Page and action alone decide these. A world model learns such rules badly, and a policy
+    finds out where. It let buttons be pressed by typing (NOTES 11.5).
 
     >>> impossible("[1] link 'a'", Action("click", "2")), impossible("[1] link 'a'", Action("click", "1"))
     ('click [2]: there is no [2] on the page', '')
-    >>> impossible("[3] InputTime ''", Action("type", "3", "5:23", False))
-    'type [3] [5:23] [0]: [3] takes 11:59 PM or the like, not 5:23'
     """
     if not action.bid:
         return ""
@@ -158,8 +153,6 @@ def impossible(page: str, action: Action) -> str:
         return f"{action}: there is no [{action.bid}] on the page"
     if node.role in NO_TEXT and action.name == "type":
         return f"{action}: [{action.bid}] takes no {'type' if node.role == 'option' else 'text'}"
-    if node.role == "InputTime" and action.name == "type" and not TIME.fullmatch(action.text.strip()):
-        return f"{action}: [{action.bid}] takes 11:59 PM or the like, not {action.text}"
     return ""
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import CountingEnv, CountingPages, act, lines, run, small, start, written
 from helpers.dreams import script, turn
-from helpers.killed import killed
+from helpers.killed import shot
 from helpers.scores import own_logits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,12 +154,11 @@ def test_phases_that_were_killed_go_on_as_if_they_were_not(taught, tmp_path, mon
     rows, weights = go()
     (tmp_path / "agent.run").rename(tmp_path / "straight")
     for place in ((webrl, "keep", 3), (sft, "fit", 1), (train, "update", 1)):
-        with killed(*place, behind=True):
-            go()
+        shot(go, *place, behind=True)
     assert go() == (rows, weights)
-    assert tried.call_count == 32 and rows[0]["new_tasks"]
+    assert tried.call_count == 16 and rows[0]["new_tasks"]
     assert 0 < rows[1]["replayed_turns"] <= 2 * rows[1]["new_turns"]
-    assert str(loaded.call_args_list).count("critic-0") == 4, "in each second phase"
+    assert str(loaded.call_args_list).count("critic-0") == 2, "in each second phase"
     critic = load_file(tmp_path / "agent.run/critic-0/model.safetensors").values()
     assert {value.dtype for value in critic} == {torch.float32}, "a phase is lost in bf16"
     assert rows[0]["judge_right"] is not None

@@ -4,8 +4,6 @@ import re
 
 from conftest import ROOT
 
-from config import TRAIN
-
 FOLDERS = (".", "envs", "baselines", "examples", "bench", "tests", "tests/helpers", "docs")
 PYTHON = sorted(file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.py"))
 MARKDOWN = sorted(file for folder in FOLDERS for file in ROOT.glob(f"{folder}/*.md"))
@@ -43,21 +41,3 @@ def test_the_paper_imports_only_from_the_files_above_it():
     for k, name in enumerate(rows):
         imported = {name for _, name in found(r"^ *(?:from|import) (\w+)", [ROOT / f"{name}.py"])}
         assert not imported & {*rows[k:], *(FOLDERS if name not in ENTRIES else ())}, name
-
-
-def test_every_pin_agrees_with_the_lock_of_the_gpu_install():
-    """Guards: `pip install -r requirements.txt -r requirements-gpu.txt` that ends in ResolutionImpossible."""
-    lines = lambda name: [line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
-    asked = {*lines("requirements.txt"), *lines("requirements-gpu.txt")} - {""}
-    assert {line.lower() for line in asked} <= {*lines("constraints-gpu.txt"), "-c constraints-gpu.txt"}
-
-
-def test_the_defaults_are_the_papers_and_the_preset_is_the_recipe_whose_figures_readme_has():
-    """Guards: a default that is nobody's (docs/deviations.md has what is not the paper's); dreams alone, by
-    which a policy unlearned (NOTES 11.11)."""
-    paper, laptop = TRAIN["paper"], TRAIN["laptop"]
-    assert (paper.groups, paper.group_size, paper.horizon) == (4, 8, 5)
-    assert (paper.expert_fraction, paper.judge) == (0.5, "")
-    assert (paper.minibatches, paper.lr, paper.eps_low, paper.eps_high) == (4, 1e-6, 3e-4, 4e-4)
-    assert (paper.temperature, paper.real_fraction, paper.first_pages) == (0.7, 0.0, False)
-    assert (laptop.updates, laptop.groups * laptop.group_size, laptop.expert_fraction) == (10, 64, 0.5)

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import check_sampler, tiny_lm
-from helpers.killed import killed
+from helpers.killed import shot
 from helpers.processes import full_disk
 from helpers.scores import own_logits, random_ids, score
 from hypothesis import given, settings
@@ -227,8 +227,7 @@ def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_
     for place, name, call, at, one in ((PreTrainedTokenizerBase, "save_pretrained", 1, folder, model),
                                        (Path, "rename", 2, tmp_path / "m.replaced", model),
                                        (shutil, "rmtree", 3, folder, newer)):
-        with killed(place, name, call):
-            lm.save(newer, folder)
+        shot(lambda: lm.save(newer, folder), place, name, call)
         holds(at, one)
     with full_disk(9000), pytest.raises(UserError, match=f"^{folder} cannot be written .*Make room"):
         lm.save(model, folder)

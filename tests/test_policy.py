@@ -1,13 +1,10 @@
 """Claims about policy.py: the rollout's protocol and its off-by-ones, and what is cloned."""
 import asyncio
-import re
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 from conftest import GOAL, CountingEnv, act, counting_page, recorded, run, start
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import data
 import lm
@@ -75,25 +72,3 @@ def test_a_page_that_is_too_long_discards_the_rollout(scripted):
         done = roll(sampler, CountingEnv(), begin=start(goal=goal))
         assert done.discarded.startswith("policy: too long") and len(done.turns) == turns
         assert not (done.reward or done.terminated or done.truncated or done.no_action)
-
-
-# ---- side by side ------------------------------------------------------------------------------------------
-
-@settings(max_examples=25)
-@given(st.randoms(use_true_random=False))
-def test_who_answers_first_changes_nothing(scripted, rng):
-    """Guards: a rollout that depends on how fast its neighbours are answered: another's page or reward, a
-    turn left out or made twice, seeds that move with the order. All the ways to end are among them."""
-    class LateEnv(CountingEnv):
-        async def step(self, action):
-            for _ in range(rng.randrange(6)):  # so many passes of the loop before each answer
-                await asyncio.sleep(0)
-            return await super().step(action)
-
-    odd = {"12": "no action", "22": act("stop [x]")}  # and page 32 fails
-    says = lambda prompt: odd.get(re.search(r"'Count (\d+)'", prompt)[1], MORE)
-    agent, alone, pages = scripted(says), scripted(says), (0, 10, 20, 30)
-    late = lm.together(policy.rollout(LateEnv(cut=32), agent, start(n), 5, ROOM, 1.0, n) for n in pages)
-    assert [len(done.turns) for done in late] == [5, 3, 3, 2]
-    assert late == [roll(alone, CountingEnv(cut=32), seed=n, begin=start(n)) for n in pages]
-    assert sorted(agent.seeds) == sorted(set(alone.seeds))

@@ -88,8 +88,8 @@ def test_killed_at_any_moment_the_same_command_leaves_what_a_run_leaves_that_nob
     command = lambda: sft.learn("policy", config) | {"loss": 0}  # smoothed from where it begins
     report = command()
     out.rename(straight)
-    shot(command, sft, "cosine", lambda step, _: step == 3)
-    shot(command, lm, "save", lambda *_: True)
+    shot(command, sft, "cosine", 4)
+    shot(command, lm, "save", 1)
     with mock.patch.object(sft, "cosine", side_effect=sft.cosine) as cosine:
         assert command() == report
     assert [call.args for call in cosine.call_args_list] == [(4, 6), (5, 6)], "it goes on from step 4"

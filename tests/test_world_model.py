@@ -1,5 +1,4 @@
 """Claims about world_model.py: what it is asked and taught, and that nothing it writes can break a dream."""
-import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -66,17 +65,16 @@ def test_arbitrary_text_is_a_prediction_or_invalid_never_an_exception(
 
 
 def test_what_code_says_is_what_the_browser_did_in_every_recording():
-    """Guards: a rule for times or texts that refuses what the browser took (an empty text, `10:00`), or that
-    has other words than the browser. The rest of its refusals is the model's to learn."""
+    """Guards: a rule that refuses what the browser took, or has other words than the browser. The rest of its
+    refusals is the model's to learn."""
     for t in data.read_trajectories("recordings/pages.jsonl.gz"):
         for step in t.steps:
             why = world_model.impossible(step.page, step.action)
             refused_before = "takes no t" in why and "is covered by" in step.error  # both are true of it
             assert why in ("", step.error) or refused_before, step.action
-            assert why or not re.search(r"or the like|there is no \[", step.error), step.error
+            assert why or "there is no [" not in step.error, step.error
         for step, action, next_page, over in data.transitions(t):
             assert step.error or over or world_model.typed(next_page, action) == next_page, action
-    assert not world_model.impossible("[3] InputTime ''", Action("type", "3", ""))
     masked = "[3] textbox '' value='••••'"
     assert world_model.typed(masked, Action("type", "3", "te", False)) == masked
 
