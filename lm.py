@@ -144,12 +144,10 @@ class Reader:
     caller's autocast. `last` (B, W) is what the head reads to predict the next token of each row.
 
     Prompts are ten times as long as answers. So each prefix is read once (Trie), and its keys and values are
-    copied to its rows, aligned on the right. They grow inside memory that is taken once: transformers' own
+    copied to its rows, aligned on the right, into memory with room for `room` more tokens: transformers' own
     cache copies them at every token."""
 
-    ROOM = 32  # tokens that the memory of keys and values grows by
-
-    def __init__(self, model, prompts: Sequence[list[int]]):
+    def __init__(self, model, prompts: Sequence[list[int]], room: int):
         self.model, device = model, model.device
         trie = Trie(prompts, device)
         self.layers: list[list[torch.Tensor]] = []  # keys, values (B, H_kv, T + room, D) of each
@@ -158,7 +156,7 @@ class Reader:
         paths = [trie.nodes[tuple(prompt)] for prompt in prompts]
         self.used = max(map(len, paths))  # T
         at = torch.tensor([[0] * (self.used - len(path)) + path for path in paths], device=device)  # (B, T)
-        self.layers = [[F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, self.ROOM)) for x in layer]
+        self.layers = [[F.pad(x[0][:, at].transpose(0, 1), (0, 0, 0, room)) for x in layer]
                        for layer in self.layers]
         self.last = last[at[:, -1]]  # (B, W)
         self.positions = torch.tensor([[len(path)] for path in paths], device=device)  # (B, 1): the next
@@ -175,8 +173,6 @@ class Reader:
             # A query at a time, bf16 is slower on a CPU.
             self.layers.append([x if x.is_cuda else x.float() for x in (keys, values)])
             return keys, values
-        if self.used > self.layers[layer][0].shape[2]:
-            self.layers[layer] = [F.pad(x, (0, 0, 0, self.ROOM)) for x in self.layers[layer]]
         for space, new in zip(self.layers[layer], (keys, values)):
             space[:, :, self.used - 1 : self.used] = new
         keys, values = (space[:, :, : self.used] for space in self.layers[layer])
@@ -445,7 +441,7 @@ def _sample_batch(lm: LM, prompts: list[list[int]], seeds: list[int], max_new_to
     logps: list[list[float]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # row k of the batch writes ids[rows[k]]
     with lm.autocast():  # around all tokens: autocast forgets its casts of the weights when it is left
-        read = Reader(lm.net, prompts)
+        read = Reader(lm.net, prompts, max_new_tokens)
         for step in range(1, max_new_tokens + 1):
             logp = torch.log_softmax(_head_logits(lm.net.lm_head, read.last).div_(temperature or 1.0), -1)
             token = _draw(logp, temperature, [generators[row] for row in rows])  # (B,)
@@ -582,7 +578,7 @@ def check_logps(lm: LM) -> None:
     # Behind another row of the trie, so that a token's place is not its node's.
     ours = token_logps(lm, [(answer.tolist(), prompt[:1]), (prompt, answer.tolist())])[0][1:]  # (5,)
     if config._attn_implementation == "trie" and not lm.sharded:  # what sampling reads, too
-        read = Reader(model, [prompt])
+        read = Reader(model, [prompt], 1)
         read.read(answer[:1])
         ours[1:2] = _head_logps(model.lm_head, read.last, answer[1:2], 1.0)
     lm.compute, kind = compute, config._attn_implementation

@@ -40,7 +40,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -158,25 +158,18 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
     rng.shuffle(order)
     parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
     minibatches = [[turn for k in part for turn in rollouts[k].turns] for part in parts]
-    later = [score(model, turns, config)[0] for turns in minibatches[1:]]  # (N,) each: by what dreamed
-    logp, graph = score(model, minibatches[0], config, learn=True)  # last: it is learned from next
-    old_logps = [logp, *later]
+    old_logps = [score(model, turns, config) for turns in minibatches]  # (N,) each: by what dreamed
     gap = check_gap(minibatches, old_logps)
     seen = []  # each step's metrics
     for step, (part, turns, old_logp) in enumerate(zip(parts, minibatches, old_logps)):
         # In old_logp's microbatches: the difference is the policy's change, not another padding's rounding.
-        logp, graph = score(model, turns, config, learn=True) if step else (logp, graph)  # (N,)
+        logp = score(model, turns, config) if step else old_logp  # (N,)
         index = torch.tensor([b for b, k in enumerate(part) for turn in rollouts[k].turns
                               for _ in turn.completion_ids])  # (N,)
         coefficients, found = loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
         pulls = coefficients.split(sizes(turns))  # (N,) -> those of each turn
         left = [k for k, pull in enumerate(pulls) if pull.any()]  # what is clipped needs no backward pass
-        # A backward pass takes as long as two forward passes: back through all is 2, what is left costs 3.
-        if graph and 3 * len(left) > 2 * len(turns):
-            left = list(range(len(turns)))
-        else:
-            graph = passes(model, [turns[k] for k in left], config)
-        for which, weight, new_logp in graph:
+        for which, weight, new_logp in passes(model, [turns[k] for k in left], config):
             pull = torch.cat([pulls[left[k]] for k in which]).to(new_logp.device)  # (N of this microbatch,)
             (-weight * (pull * new_logp).sum() / len(part)).backward()  # Eq. 10; ranks are summed
         seen.append(found | {"grad_norm": distributed.clip_grad_norm(model.net, config.clip_norm)})
@@ -192,36 +185,24 @@ def sizes(turns: Sequence[Turn]) -> list[int]:
     return [len(turn.completion_ids) for turn in turns]
 
 
-def shares(turns: Sequence[Turn], config: Train) -> list[tuple[list[int], float]]:
-    """This rank's microbatches of turns, each with its weight. A weight of 0 marks a duplicate: all ranks
-    make the same number of forwards (distributed.assign)."""
+def passes(model: lm.LM, turns: Sequence[Turn], config: Train) -> Iterator[tuple]:
+    """This rank's microbatches of turns: (which turns, weight, their log-probs in a row). A weight of 0 marks
+    a duplicate: all ranks make the same number of forwards (distributed.assign)."""
     lengths = [len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns]
     microbatches = lm.microbatches(lengths, config.tokens)
     costs = [sum(lengths[k] for k in which) for which in microbatches]
-    mine = distributed.assign(costs, distributed.world_size())[distributed.rank()]
-    return [(microbatches[index], weight) for index, weight in mine]
+    for index, weight in distributed.assign(costs, distributed.world_size())[distributed.rank()]:
+        pairs = [(turns[k].prompt_ids, turns[k].completion_ids) for k in microbatches[index]]
+        yield microbatches[index], weight, lm.token_logps(model, pairs, config.temperature)[0]
 
 
-def passes(model: lm.LM, turns: Sequence[Turn], config: Train) -> Iterator[tuple]:
-    """This rank's microbatches: (which turns, weight, their log-probs in a row)."""
-    for which, weight in shares(turns, config):
-        pairs = [(turns[k].prompt_ids, turns[k].completion_ids) for k in which]
-        yield which, weight, lm.token_logps(model, pairs, config.temperature)[0]
-
-
-def score(model: lm.LM, turns: Sequence[Turn], config: Train,
-          learn: bool = False) -> tuple[torch.Tensor, Iterable[tuple]]:
-    """(log pi_theta (N,) of all tokens, on the CPU of every rank; what `passes` gave, with its graph). Each
-    rank scores its share. With `learn` the graph is kept, if each rank has one microbatch at most: the memory
-    holds one. Otherwise the list is empty."""
-    learn = learn and len(shares(turns, config)) <= 1
-    mine, graph = list[tuple[int, torch.Tensor]](), []
-    with torch.set_grad_enabled(learn):
-        for which, weight, logp in passes(model, turns, config):
-            mine += zip(which, logp.detach().cpu().split(sizes([turns[k] for k in which])))
-            graph += [(which, weight, logp)] * learn
+@torch.no_grad()
+def score(model: lm.LM, turns: Sequence[Turn], config: Train) -> torch.Tensor:
+    """log pi_theta (N,) of all tokens, on the CPU of every rank. Each rank scores its share."""
+    mine = [pair for which, _, logp in passes(model, turns, config)
+            for pair in zip(which, logp.cpu().split(sizes([turns[k] for k in which])))]
     found = dict(pair for part in distributed.gather(mine) for pair in part)
-    return torch.cat([found[k] for k in range(len(turns))]), graph
+    return torch.cat([found[k] for k in range(len(turns))])
 
 
 def check_gap(minibatches: Sequence[Sequence[Turn]], scored: Sequence[torch.Tensor]) -> float:

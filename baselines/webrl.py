@@ -110,9 +110,9 @@ LAPTOP = WebRL(**vars(TRAIN["laptop"]) | {name: getattr(Train(), name) for name 
 # Never run: no such node and no such sites were here. The paper's rates, batch and temperature, and an SFT
 # policy that is published; phases and horizon are guesses.
 PAPER = WebRL(
-    "stanfordnlp/llama8b-nnetnav-wa", judge="runs/paper/reward_model", out="runs/paper/webrl",
-    on=Benchmark("webarena"), horizon=30, temperature=1.0, max_new_tokens=1024,
-    judge_tokens=0, judge_context=24576, generator="http://127.0.0.1:8000/v1")
+    "stanfordnlp/llama8b-nnetnav-wa", judge="runs/paper/reward_model", out="runs/paper/webrl", horizon=30,
+    on=Benchmark("webarena"), temperature=1.0, max_new_tokens=1024, judge_tokens=0, judge_context=24576,
+    generator="http://127.0.0.1:8000/v1")
 
 # ---- 1. act: a try at each task ----------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ def mean_logps(model: lm.LM, turns: Sequence[Turn], tokens: int) -> Tensor:
     """1/n sum_i log pi(token_i) of each turn, at temperature 1: (S,). The ranks share the scoring."""
     if not turns:
         return torch.zeros(0)
-    logp, _ = train.score(model, turns, Train(tokens=tokens, temperature=1.0))  # (N,)
+    logp = train.score(model, turns, Train(tokens=tokens, temperature=1.0))  # (N,)
     turn = torch.tensor([s for s, turn in enumerate(turns) for _ in turn.completion_ids])  # (N,)
     return gspo.mean_log_ratio(logp, torch.zeros_like(logp), turn, len(turns))[0]
 

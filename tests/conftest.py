@@ -106,12 +106,11 @@ class Scripted:
 
     def __init__(self, tokenizer, write):
         self.tokenizer, self.template, self.context = tokenizer, lm.Template(tokenizer), 4096
-        self.write, self.prompts, self.seeds, self.temperatures = write, [], [], []
+        self.write, self.prompts, self.seeds = write, [], []
 
     async def generate(self, prompt, max_new_tokens, temperature, seed):
         assert len(prompt) + max_new_tokens <= self.context, "the caller has to look"
         self.prompts.append(self.tokenizer.decode(prompt))
-        self.temperatures.append(temperature)
         self.seeds += [seed] if temperature else []
         text = self.write(self.prompts[-1])
         await asyncio.sleep(0)

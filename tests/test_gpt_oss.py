@@ -52,9 +52,8 @@ read = lambda ids: HARMONY.read(lm.Sample(ids, [], "", False))
 
 def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line():
     """Guards: a header that is missing, today's date, an answer in another form, a verdict that is scored
-    behind other text than it was written. As
-    trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577 writes it with reasoning_effort low, and
-    openai/harmony's docs/format.md without a blank line."""
+    behind other text than it was written. As trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577
+    writes it with reasoning_effort low, and openai/harmony's docs/format.md without a blank line."""
     written = (
         f"<|start|>system<|message|>{gpt_oss.SYSTEM}<|end|>"
         "<|start|>developer<|message|># Instructions\n\nBe the web.<|end|>"

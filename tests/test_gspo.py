@@ -87,12 +87,10 @@ def test_advantages_equal_eq_6_and_a_group_of_equal_rewards_has_exactly_zero(row
 @settings(max_examples=200)
 @given(batches())
 def test_loss_gradient_and_coefficients_equal_the_written_formula_to_1e_12(batch):
-    """Guards every wrong sign, mean, clip, length and denominator: a mean over tokens (NOTES 5.7); a ratio,
-    or a 1/|y|, for each turn (NOTES 5.2); a trajectory's tokens taken to be neighbours; a clip on both sides,
-    eps_low and eps_high exchanged; >= for > in the clip, which with eps 0 would stop learning before it
-    begins; neutral trajectories that move the policy or count as clipped; 0/0, or ratio 0, where a trajectory
-    has no tokens: it counts in B. The coefficients are the gradient of each token's log-prob, so any split
-    over microbatches and ranks, summed, gives the whole gradient (NOTES 5.6)."""
+    """Guards every wrong sign, mean, clip, length and denominator: a mean over tokens, a ratio or a 1/|y| for
+    each turn (NOTES 5.2, 5.7); a clip on both sides, or with >= for >; neutral trajectories that count as
+    clipped; 0/0 where a trajectory has no tokens: it counts in B. The coefficients are the gradient of each
+    token's log-prob, so any split over microbatches and ranks gives the whole gradient (NOTES 5.6)."""
     logp, *_, advantages, low, high = batch
     loss, metrics = gspo_loss(logp.requires_grad_(), *batch[1:])
     gradient, = torch.autograd.grad(loss, logp)

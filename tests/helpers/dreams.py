@@ -30,8 +30,7 @@ def counted(prompt: str) -> str:
     return "It ends.\nno change\nover: yes"
 
 
-def script(world=counted, judge=lambda prompt: "so.\nCOMPLETED: YES",
-           agent=lambda prompt: act("click [1]")):
+def script(world=counted, judge=lambda _: "so.\nCOMPLETED: YES", agent=lambda _: act("click [1]")):
     writers = {"world": world, "judge": judge, "policy": agent}
     return lambda prompt: writers[kind(prompt)](prompt)
 
