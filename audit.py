@@ -48,7 +48,6 @@ class Audit(evaluate.Agent):
     world_model: str = "runs/laptop/world_model"  # Folder of the world model
     judge: str = "runs/laptop/reward_model"  # Folder of the judge
     recorded: str = "recordings/small.jsonl.gz"  # Recorded trajectories (`pages`)
-    world_model_temperature: float = 0.0  # Sampling temperature of the world model
     world_model_tokens: int = 0  # Longest prediction, in tokens
     world_model_context: int = 0  # Longest prompt with its prediction
     judge_context: int = 0  # Longest prompt with its verdict
@@ -63,7 +62,7 @@ def loaded(config: Audit, what: str) -> Any:
         judge = Judge(evaluate.frozen(config.judge, config.judge_context), config.judge_tokens)
     if what != "judge":
         world = WorldModel(evaluate.frozen(config.world_model, config.world_model_context),
-                           config.world_model_tokens, config.world_model_temperature)
+                           config.world_model_tokens, 0.0)
     return Models(agent, world, judge)  # type: ignore[arg-type]
 
 
@@ -147,9 +146,10 @@ def of_verdicts(rows: Sequence[dict]) -> dict:
 
 def of_judge(config: Audit, models: Any) -> dict:
     """The judge on the agent's own episodes that ended."""
-    with envs.open(config.on, config.pages) as pages:
+    with envs.Envs(config.on, config.pages) as pages:
         first = pages.starts(config.tasks, config.seeds)
-        played = pages.play(models.agent, first, config.horizon, config.max_new_tokens, config.temperature)
+        played = envs.play(pages, models.agent, first, config.horizon, config.max_new_tokens,
+                           config.temperature)
 
     async def judged(done: Rollout) -> dict:
         row = {"task": done.start.task, "reward": done.reward, "margin": None}
@@ -192,7 +192,7 @@ def of_dreams(config: Audit, models: Any) -> dict:
         return {"why": dreamed.discarded or own.discarded, "task": start.task, "dream": dreamed.reward,
                 "reward": w2r, "real": own.reward, "margin": imagined.verdict and imagined.verdict.margin}
 
-    with envs.open(config.on, config.pages) as pages:
+    with envs.Envs(config.on, config.pages) as pages:
         first = pages.starts(config.tasks, config.seeds)
         rows = lm.together(one(k, start) for k, start in enumerate(first))
     whole, found = [row for row in rows if not row["why"]], {}

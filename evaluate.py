@@ -126,7 +126,7 @@ def evaluate(config: Evaluate, agent: Any = None, side: str = "") -> str:
         digest.update(hashlib.file_digest(weights.open("rb"), "sha256").digest())
     made["weights"] = digest.hexdigest()[:16]
     agent = agent or sampler_of(config)
-    with envs.open(config.on, config.pages) as pages:
+    with envs.Envs(config.on, config.pages) as pages:
         rows = [row for row in (read(file, made) if file.exists() else []) if not row["failed"]]
         there = {(row["task"], row["seed"]) for row in rows}
         wanted = pages.starts(config.tasks, config.seeds, side)
@@ -141,7 +141,7 @@ def evaluate(config: Evaluate, agent: Any = None, side: str = "") -> str:
                 lines.write(json.dumps(as_row(done, config.keep_pages)) + "\n")
                 bar.update()
 
-            pages.play(agent, left, config.horizon, config.max_new_tokens, config.temperature, ended)
+            envs.play(pages, agent, left, config.horizon, config.max_new_tokens, config.temperature, ended)
     return config.out
 
 

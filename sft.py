@@ -15,15 +15,14 @@ completion_ids), and only completion tokens are learned (lm.py).
 Killed at any moment, the same command goes on from its last checkpoint.
 """
 
-import itertools
 import json
 import math
 import random
 import shutil
 import sys
 from array import array
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,8 +57,11 @@ def successes(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 def first(trajectories: Sequence[Trajectory], count: int) -> list[Trajectory]:
     """The first `count` trajectories of every task, in the file's order; all of them when count is 0."""
-    number = defaultdict[str, Iterator[int]](itertools.count)
-    return [t for t in trajectories if next(number[t.task]) < (count or math.inf)]
+    seen, kept = Counter[str](), []
+    for t in trajectories:
+        seen[t.task] += 1
+        kept += [t] if not count or seen[t.task] <= count else []
+    return kept
 
 
 def tokenised(what: str, config: SFT) -> tuple[list[Item], Counter]:
@@ -212,7 +214,8 @@ def main() -> None:
                "reward_model": settings.REWARD_MODEL_SFT}
     if len(sys.argv) < 2 or sys.argv[1] not in presets:
         sys.exit(f"sft.py: fine-tune what? python sft.py {{{','.join(presets)}}} laptop; --help behind each")
-    config = settings.chosen(presets[what := sys.argv.pop(1)])
+    what = sys.argv.pop(1)
+    config = settings.chosen(presets[what])
     distributed.command(lambda: learn(what, config), alone=config.lora_rank > 0)
 
 

@@ -6,7 +6,7 @@
         3. advantages in each group, old log-probs, `minibatches` GSPO steps (gspo.py)
         4. log; checkpoint
 
-    python train.py laptop                                          # after `make`, whose models it takes
+    python train.py laptop --seed 1 --out runs/laptop/dream1        # after `make`, whose models it takes
     python train.py laptop --real-fraction 1 --out runs/real        # real pages: no world model, no judge
     torchrun --nproc_per_node 8 train.py                            # the paper's recipe
 
@@ -62,7 +62,8 @@ from policy import Rollout, Turn
 from world_model import AnyWorldModel, WorldModel
 
 # (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
-# metrics), as gspo.gspo_coefficients. The minibatch's loss is -1/B sum_t coefficient_t logp_t.
+# metrics, ratio_max among them), as gspo.gspo_coefficients. The gradient is that of -1/B sum_t coefficient_t
+# logp_t.
 Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
         print(f"{files}: {done} of {config.updates} updates are done; {len(starts)} starts")
     with (contextlib.nullcontext(env) if env or not (config.evaluate_every or config.real_fraction)
-          else envs.open(config.on) as pages,
+          else envs.Envs(config.on) as pages,
           open(files / "metrics.jsonl" if first else os.devnull, "a") as log,
           open(files / "dreams.jsonl" if first else os.devnull, "a") as dreams,
           tqdm(total=config.updates, initial=done, desc="updates", disable=not first) as bar):
@@ -106,7 +107,7 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             if config.evaluate_every and (n % config.evaluate_every == 0 or n == config.updates):
                 began = time.time()
                 dev = distributed.shard_rows(pages.dev_starts(config.evaluate_seeds, starts))
-                played = envs.Envs.play(pages, agent, dev, config.evaluate_horizon, config.max_new_tokens)
+                played = envs.play(pages, agent, dev, config.evaluate_horizon, config.max_new_tokens)
                 success = [done.reward for done in distributed.collect(played) if not envs.failed(done)]
                 metrics |= {"real_success": round(fmean(success), 4)} if success else {}
                 metrics["seconds_evaluate"] = round(time.time() - began, 1)
@@ -154,9 +155,7 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
     """`minibatches` GSPO steps on one batch, which every rank holds whole. advantages (K,). Returns metrics.
     Raises UserError where sampled and scored log-probs are too far apart."""
     model.net.train()
-    order = list(range(len(rollouts)))
-    rng.shuffle(order)
-    parts = [order[k :: config.minibatches] for k in range(min(config.minibatches, len(order)))]
+    parts = split(len(rollouts), config.minibatches, rng)
     minibatches = [[turn for k in part for turn in rollouts[k].turns] for part in parts]
     old_logps = [score(model, turns, config) for turns in minibatches]  # (N,) each: by what dreamed
     gap = check_gap(minibatches, old_logps)
@@ -179,6 +178,13 @@ def update(model: lm.LM, optimizer: torch.optim.Optimizer, rollouts: Sequence[Ro
     means = {name: fmean([found[name] for found in seen]) for name in seen[0]}
     means |= {"ratio_max": max(found["ratio_max"] for found in seen), "sampler_gap": gap}
     return {name: round(value, 6) for name, value in means.items()}
+
+
+def split(count: int, minibatches: int, rng: random.Random) -> list[list[int]]:
+    """The numbers below `count`, shuffled, in at most so many parts."""
+    order = list(range(count))
+    rng.shuffle(order)
+    return [order[k::minibatches] for k in range(min(minibatches, count))]
 
 
 def sizes(turns: Sequence[Turn]) -> list[int]:
@@ -246,8 +252,8 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     bar.update("learned" in metrics)
 
 
-# What a resumed run may change: how far it goes; what changes no update but for rounding; and contexts, as
-# what does not fit is discarded.
+# What a resumed run may change: its length, what moves rounding alone, and contexts, as what does not fit is
+# discarded.
 MAY_CHANGE = ("updates", "evaluate_every", "evaluate_seeds", "evaluate_horizon", "checkpoint_every", "out",
               "tokens", "offload", "discard_limit", "context", "world_model_context", "judge_context",
               "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")

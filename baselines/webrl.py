@@ -32,11 +32,13 @@ The released code (THUDM/WebRL fa8439e, without a licence: only read) does other
   the ORM cannot read is discarded. It replays a task's first success (process_data.py:340); here the last.
 
 Killed at any moment, the same command goes on from its last phase, and does not repeat that phase's tries.
-OUT.run/metrics.jsonl has train.py's keys (real_train_success is what pages paid: nothing learns it), and
+OUT.run/metrics.jsonl has train.py's keys, but for those of groups, clip and evaluation (real_train_success is
+what pages paid: nothing learns it), and
     judged_success, judge_right     share of tries that the ORM passes; of verdicts that the page shares
     critic_loss, critic_auc         cross-entropy; of V of first pages, by the critic before it learns them
     new_turns, replayed_turns, buffer            what was learned from; successes in the buffer
     generated, learnable, feasible, new_tasks    tasks behind each filter; those of the next phase
+    seconds_phase
 
 Shapes: B tries, S turns of them, N tokens that the agent wrote.
 """
@@ -87,7 +89,7 @@ UNUSED = ("groups", "group_size", "expert_fraction", "real_fraction", "first_pag
 
 @dataclass(frozen=True)
 class WebRL(Train):
-    """WebRL: train.py's settings, but for UNUSED."""
+    """WebRL: train.py's settings, but for UNUSED and those of the world model."""
     updates: int = 8  # Number of phases
     tasks_a_phase: int = 500  # Tasks of a phase, one try each (paper: 500)
     # Strength of the KL term (released code: 1; the paper has no value, and in its Fig. 7 >= 1 is good).
@@ -298,8 +300,7 @@ def actor_loss(logp: Tensor, ref_logp: Tensor, turn: Tensor, advantage: Tensor, 
     x, lengths = gspo.mean_log_ratio(logp, ref_logp, turn, len(advantage))  # (S,), (S,)
     # log pi(a|s) is the sum over the tokens of a.
     factor = 2 * beta * (advantage - beta * x * lengths)  # (S,)  Eq. 7
-    _, metrics = gspo.gspo_coefficients(logp, ref_logp, turn, advantage)
-    return factor[turn], metrics | {"clip_frac": 0.0}
+    return factor[turn], {"ratio_max": float(x.exp().max()), "abs_log_ratio": float(x.abs().mean())}
 
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -328,8 +329,8 @@ def phases(config: WebRL, pages=None) -> None:
     generator = inference.Chat(config.generator) if config.generator else None
     optimizer = torch.optim.AdamW([p for p in model.net.parameters() if p.requires_grad], lr=config.lr,
                                   betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    run = train.identity(config)
-    del run["generator"]  # another address
+    run = {name: value for name, value in train.identity(config).items()
+           if name != "generator" and "world_model" not in name}  # another address; there is none
     done, buffer = distributed.load_checkpoint(files / "checkpoint", model.net, optimizer, run), {}
     for t in sft.first(sft.successes(recorded), config.per_task):
         turns = [Turn(*pair, []) for pair in policy.examples(model, [t], Counter())]
@@ -340,7 +341,7 @@ def phases(config: WebRL, pages=None) -> None:
         rows = [row for row in report.read(files / "metrics.jsonl") if row["update"] < done]
         (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
-    with (contextlib.nullcontext(pages) if pages else envs.open(config.on) as pages,
+    with (contextlib.nullcontext(pages) if pages else envs.Envs(config.on) as pages,
           open(files / "metrics.jsonl" if first else "/dev/null", "a") as log,
           tqdm(total=config.updates, initial=done, desc="WebRL", unit="phase", disable=not first) as bar):
         known = [(Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system), None)
@@ -365,11 +366,12 @@ def phases(config: WebRL, pages=None) -> None:
             tries = read(file)["tries"]
             new = [one for one in tries if one.turns and not one.discarded]
             metrics |= train.of_batch(dream.Batch(tries, new, [], []))
+            del metrics["groups"]
             if not new:
                 raise UserError(f"all tries of phase {n} were discarded: {metrics['discarded']}")
             right = [outcome(one) == one.reward for one in new if one.verdict]
             metrics["judged_success"] = round(fmean(outcome(one) for one in new), 4)
-            metrics["judge_right"] = round(fmean(right), 4) if right and not generator else None
+            metrics |= {"judge_right": round(fmean(right), 4)} if right and not generator else {}
 
             # ---- 2. replay ----
             old = [(one, turn) for one in buffer.values() for turn in one.turns]

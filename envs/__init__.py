@@ -137,22 +137,6 @@ class Envs(contextlib.ExitStack):
         finally:
             self.free.put_nowait(env)
 
-    def play(self, agent: Sampler | type, starts: Sequence[Start], horizon: int, max_new_tokens: int,
-             temperature: float = 0.0, ended: Callable = lambda done: None) -> list[Rollout]:
-        """An episode from each start, in their order; `ended` is called with each when it ends. agent: or
-        what makes one of a start. What failed is played once more, with the same seed."""
-        async def episode(start: Start) -> Rollout:
-            for _ in range(2):
-                async with self() as env:
-                    done = await rollout(env, agent(start) if callable(agent) else agent, start, horizon,
-                                         max_new_tokens, temperature, lm.mix(0, start.task, start.seed))
-                if not failed(done):
-                    break
-            ended(done)
-            return done
-
-        return lm.together(map(episode, starts))
-
     def starts(self, tasks: Sequence[str], seeds: str, side: str = "") -> list[Start]:
         """Of the tasks that globs name (or `laptop`, `scored`, `all`), MiniWoB++'s with each of the seeds,
         others once. side: to record, of data.side alone; without it training seeds are refused."""
@@ -166,12 +150,30 @@ class Envs(contextlib.ExitStack):
         return [data.start(name, seed) for name in names for seed in span]
 
     def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
-        """What train.py evaluates on: what is learned, on dev seeds; or as many held-out tasks."""
+        """What train.py evaluates on: MiniWoB++'s tasks that are learned, on dev seeds; or as many held-out
+        tasks of another benchmark. Raises UserError where nothing that is learned is a page of MiniWoB++."""
         dev = data.seeds_to_look_at(seeds, dev=True)
         if self.miniwob:
-            return self.starts(sorted({start.task for start, _ in learned} & {*self.tasks}), seeds)
+            if not (known := sorted({start.task for start, _ in learned} & {*self.tasks})):
+                raise UserError("no recorded task is one of MiniWoB++'s: hand in your env, or "
+                                "give --evaluate-every 0")
+            return self.starts(known, seeds)
         held_out = self.starts((), seeds, data.HELD_OUT)
         return held_out[::math.ceil(len(held_out) / len(dev))]  # spread over the list
 
 
-open = Envs
+def play(pages, agent: Sampler | type, starts: Sequence[Start], horizon: int, max_new_tokens: int,
+         temperature: float = 0.0, ended: Callable = lambda done: None) -> list[Rollout]:
+    """An episode on `pages` (Envs, or your own) from each start, in their order; `ended` is called with each
+    when it ends. agent: or what makes one of a start. What failed is played once more, with the same seed."""
+    async def episode(start: Start) -> Rollout:
+        for _ in range(2):
+            async with pages() as env:
+                done = await rollout(env, agent(start) if callable(agent) else agent, start, horizon,
+                                     max_new_tokens, temperature, lm.mix(0, start.task, start.seed))
+            if not failed(done):
+                break
+        ended(done)
+        return done
+
+    return lm.together(map(episode, starts))

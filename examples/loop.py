@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 import dream
+import envs
 import gspo
 import lm
-import policy
+import train
 from config import Train
 from examples import own_env
 from policy import Rollout
@@ -44,7 +45,7 @@ def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.GroupStart]
         print(f"update {n}: {len(batch.learned)} rollouts, {float(rewards.mean()):.0%} of them successes")
 
         # ---- 3. a few GSPO steps, with one importance ratio a rollout ----
-        parts = split(len(batch.learned), config.minibatches, rng)
+        parts = train.split(len(batch.learned), config.minibatches, rng)
         minibatches = [[batch.learned[k] for k in part] for part in parts]
         # Scored before the first step: by the weights that dreamed.
         old_logps = [score(model, rollouts, config.temperature)[0].detach() for rollouts in minibatches]
@@ -55,13 +56,6 @@ def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.GroupStart]
             torch.nn.utils.clip_grad_norm_(model.net.parameters(), config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
-
-
-def split(count: int, minibatches: int, rng: random.Random) -> list[list[int]]:
-    """The numbers below `count`, shuffled, in at most so many parts."""
-    order = list(range(count))
-    rng.shuffle(order)
-    return [order[k::minibatches] for k in range(min(minibatches, count))]
 
 
 def score(model: lm.LM, rollouts: Sequence[Rollout], temperature: float) -> tuple[Tensor, Tensor]:
@@ -77,12 +71,14 @@ def main() -> None:
     model = lm.load(config.policy, config.context, lm.matrix_type(config.compute))
     models = dream.Models(lm.Batched(model), own_env.Imagined(), own_env.Clerk())
     fresh = own_env.Shop().dev_starts(config.evaluate_seeds, ())
-    for learned in (False, True):
-        if learned:
-            learn(model, models, dream.starts(config), config)
-        played = lm.together(policy.rollout(own_env.ShopEnv(), models.agent, start, config.horizon,
-                                            config.max_new_tokens, 0.0, 0) for start in fresh)
-        print(f"success in the shop: {sum(rollout.reward for rollout in played) / len(played):.2f}")
+
+    def success() -> float:
+        played = envs.play(own_env.Shop(), models.agent, fresh, config.horizon, config.max_new_tokens)
+        return sum(rollout.reward for rollout in played) / len(played)
+
+    print(f"success in the shop: {success():.2f}")
+    learn(model, models, dream.starts(config), config)
+    print(f"success in the shop: {success():.2f}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,8 @@ trajectory; without its KL term, as in TRL's default:
     J = 1/B sum_i 1/|y_i| sum_t min( w_t A_i, clip(w_t, 1 - eps_low, 1 + eps_high) A_i )        loss = -J
     w_t = exp(logp_t - old_logp_t)                  A_i is gspo.py's (Eq. 6); GRPO's clip is .2 on both sides
 
-train.py wants no loss but its gradient, as a factor of every token's d logp, because at 8B the graph of a
-whole trajectory does not fit (Eq. 10 in gspo.py). Here that is w_t A_i [not clipped] / |y_i|: GSPO's own
-factor, if each token is taken for a trajectory.
+train.py takes the gradient, not the loss: one factor for each token's d logp, because at 8B the graph of a
+whole trajectory does not fit (Eq. 10 in gspo.py). Here it is w_t A_i [not clipped] / |y_i|.
 
 Shapes: B trajectories of a minibatch, N tokens of all of them, end to end.
 """
@@ -20,7 +19,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-import gspo
 from examples import own_env
 
 
@@ -33,13 +31,15 @@ def grpo_loss(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Te
     return -sum(means) / len(means)
 
 
+@torch.no_grad()
 def grpo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advantages: Tensor, eps_low: float,
                       eps_high: float) -> tuple[Tensor, dict[str, float]]:
     """(the factor (N,) of every token's d logp, without 1/B; what is logged), as gspo.gspo_coefficients."""
-    token = torch.arange(len(logp))  # (N,)
-    factor, metrics = gspo.gspo_coefficients(logp, old_logp, token, advantages[trajectory], eps_low, eps_high)
-    _, lengths = gspo.mean_log_ratio(logp, old_logp, trajectory, len(advantages))  # (B,)
-    return factor / lengths[trajectory], metrics  # (N,)
+    ratio, a = (logp - old_logp).exp(), advantages[trajectory]  # (N,), (N,)
+    clipped = (a > 0) & (ratio > 1 + eps_high) | (a < 0) & (ratio < 1 - eps_low)  # (N,)
+    lengths = torch.bincount(trajectory, minlength=len(advantages))[trajectory]  # (N,)  |y_i|
+    metrics = {"clip_frac": float(clipped.float().mean()), "ratio_max": float(ratio.max())}
+    return torch.where(clipped, 0.0, ratio * a / lengths), metrics
 
 
 def largest_error(seed: int = 0) -> float:

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 import data
-import envs
 import judge
 import lm
 import policy
@@ -114,7 +113,7 @@ class Scripted:
         self.seeds += [seed] if temperature else []
         text = self.write(self.prompts[-1])
         await asyncio.sleep(0)
-        ids = self.template.completion_ids("and so on" if text is None else text)
+        ids = self.template.completion_ids(act("click [1]") if text is None else text)
         if text is None:
             ids.pop()  # the end of turn
         return lm.as_sample(self.tokenizer, ids, [-1.0] * len(ids))
@@ -203,8 +202,6 @@ class CountingPages:
 
     def dev_starts(self, seeds, learned):
         return [start(n % 3, seed=n) for n in data.seeds_to_look_at(seeds)]
-
-    play = envs.Envs.play
 
 
 def recorded(texts, seed: int = 0, task: str = "count", reward: int = 1, goal: str = GOAL) -> Trajectory:

@@ -36,10 +36,9 @@ def rollouts_of(rng: random.Random, count: int) -> list[Rollout]:
 def update(folder: Path, how: str) -> tuple[dict, dict]:
     """Three GSPO steps, the second without advantages: no rank makes a backward pass, but momentum moves on.
     `lone`: of one microbatch each, fewer than ranks."""
-    model, rollouts, order = agent(folder, how == "offload"), rollouts_of(random.Random(0), 7), list(range(7))
+    model, rollouts = agent(folder, how == "offload"), rollouts_of(random.Random(0), 7)
     advantages = torch.tensor([1.2, -0.7, 0.4, -1.1, 0.9, 0.3, -0.5])
-    random.Random(3).shuffle(order)  # as train.update
-    advantages[order[1::3]] = 0.0
+    advantages[train.split(7, 3, random.Random(3))[1]] = 0.0
     optimizer = torch.optim.SGD(model.net.parameters(), lr=0.03, momentum=0.9)
     config = Train(minibatches=3, clip_norm=3, eps_low=0.03, eps_high=0.04,
                    tokens=9999 if how == "lone" else 60)

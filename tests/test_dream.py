@@ -9,6 +9,7 @@ from conftest import CountingEnv, CountingPages, act, check_env, counting_page, 
 from helpers.dreams import CONFIG, count, counted, kind, script, turn, who
 
 import dream
+import judge
 import policy
 import train
 from config import UserError
@@ -52,7 +53,7 @@ def test_a_dream_and_the_counting_web_keep_the_protocol(scripted):
 def test_a_page_is_dreamed_from_the_one_before_and_each_reads_what_was_done(scripted):
     """Guards NOTES 5.4: pages that never change; a world model that reads the goal, and dreams it into the
     page; a reward before the end; a past that begins at the dream; a refusal without a word, or one that the
-    judge takes for done (NOTES 11.10). The dream ends by itself behind page 4."""
+    judge takes for done (NOTES 11.10), in the dream or of its rollout. It ends by itself behind page 4."""
     refuses = "It is not there.\nrefused: [1] is not visible\nno change\nover: no"
     end = lambda prompt: "over: yes" if count(prompt) == 4 else "over: no"
     world = lambda prompt: refuses if "\nACTION: hover" in prompt else counted(prompt).replace(
@@ -63,6 +64,7 @@ def test_a_page_is_dreamed_from_the_one_before_and_each_reads_what_was_done(scri
     played = run(dream.imagine(who(sampler), begin, CONFIG, 0))
     assert [step.page for step in played.steps] == [counting_page(n) for n in (3, 4, 4)]
     assert (played.final_page, played.reward, played.terminated) == (counting_page(5), 1.0, True)
+    assert judge.ending(played) == (("go_back", MORE, MORE), counting_page(4), counting_page(5))
     refused = "hover [1] where [1] is More but [1] is not visible"
     pasts = "go_back", MORE, refused
     for prompt, page, past in zip(asked(sampler, "world"), (3, 4, 4), pasts, strict=True):

@@ -316,7 +316,7 @@ def test_a_task_file_names_hosts_and_nothing_else(tmp_path):
     for url in ("file:///etc/passwd", "http://x,EXCLUDE *,y/", "javascript:1", "http://", "ftp://a.b/", "x"):
         (tmp_path / "tasks.jsonl").write_text(json.dumps({"id": "a", "goal": "g", "url": url}))
         with pytest.raises(UserError, match="tasks.jsonl:1: a task has id, goal, url"):
-            envs.open(task, 1)
+            envs.Envs(task, 1)
     for host in ("*", "*.org,EXCLUDE *", "a b", "http://a.example", "a/b", "a@b"):
         with pytest.raises(UserError, match="--hosts .* give example.org"):
             replace(task, hosts=(host,))
@@ -407,9 +407,9 @@ def test_a_judge_set_up_wrongly_stops_the_run_and_no_verdict_is_no_failure_of_th
     benchmark = live(tmp_path, site, {"/t": "<title>Tea</title><p>3.50"}, "webvoyager",
                      grader_url=f"{judge.url}#judge")
     with pytest.raises(UserError, match="HTTP 401"):
-        envs.open(benchmark, 1)
+        envs.Envs(benchmark, 1)
     with pytest.raises(UserError, match="--grader-url is for"):
-        envs.open(Benchmark(grader_url=benchmark.grader_url), 1)
+        envs.Envs(Benchmark(grader_url=benchmark.grader_url), 1)
     says[0] = "Ready."
     with made(benchmark) as env:
         for says[0] in ("I cannot tell", "SUCCESS, or so\nNOT A SUCCESS"):
@@ -454,10 +454,10 @@ def test_tasks_of_webarena_are_checked_as_by_the_packages(tmp_path, monkeypatch)
         for name in ("SHOPPING", "SHOPPING_ADMIN", "REDDIT", "GITLAB", "WIKIPEDIA", "MAP", "HOMEPAGE"):
             monkeypatch.setenv(f"WA_{name}", found.get(name, "todo"))
         with pytest.raises(UserError, match="webarena is not ready: OPENAI_API_KEY or OPENAI_BASE_URL"):
-            envs.open(Benchmark("webarena"))
+            envs.Envs(Benchmark("webarena"))
         monkeypatch.setenv("OPENAI_BASE_URL", judge.url)
         for benchmark, tries in TRIES.items():
-            pages = there.enter_context(envs.open(Benchmark(benchmark)))
+            pages = there.enter_context(envs.Envs(Benchmark(benchmark)))
             assert len(pages.tasks) == (165 if "lite" in benchmark else 812) and len(pages.envs) == 1
             for task, text, end in tries:
                 with pytest.raises(Invalid, match="Failed: not verified") if end is Invalid else (
@@ -491,12 +491,12 @@ def test_what_is_recorded_depends_on_task_and_seed_alone(tmp_path, scripted, mon
 def test_no_task_of_a_benchmark_is_both_learned_from_and_evaluated():
     """Guards: what is recorded to learn from among what train.py or evaluate.py evaluates on."""
     infinity = Benchmark("infinity", sites=str(HERE / "sites"))
-    with envs.open(infinity, 1) as pages, envs.open(Benchmark(), 1) as miniwob:
+    with envs.Envs(infinity, 1) as pages, envs.Envs(Benchmark(), 1) as miniwob:
         sides = [{one.task for one in pages.starts((), "0:9", side=side)}
                  for side in (data.TRAINING, data.HELD_OUT)]
         assert not sides[0] & sides[1] and sides[0] | sides[1] == {*pages.tasks} and all(sides)
         assert {one.task for one in pages.dev_starts("1000000:9", ())} == sides[1]
         known = [(start("click-test"), None), (start("order"), None)]
         assert miniwob.dev_starts("1000000:2", known) == [start("click-test", 10**6 + k) for k in range(2)]
-        with pytest.raises(UserError, match="seeds are START:COUNT"):
-            miniwob.starts((), "5:1")
+        with pytest.raises(UserError, match="hand in your env"):
+            miniwob.dev_starts("1000000:2", known[1:])

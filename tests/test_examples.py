@@ -6,6 +6,7 @@ from conftest import ROOT, check_env, lines, run, tiny_lm
 
 import data
 import dream
+import gspo
 import lm
 import policy
 import sft
@@ -57,5 +58,5 @@ def test_the_loop_is_train_pys_and_the_readmes_and_what_is_handed_in_is_used(tok
 def test_the_own_losss_coefficients_are_its_gradient(monkeypatch):
     """Guards: a wrong derivative, and a check that would not see one."""
     assert max(own_loss.largest_error(seed) for seed in range(20)) < 1e-12
-    monkeypatch.setattr(own_loss, "grpo_coefficients", own_loss.gspo.gspo_coefficients)
+    monkeypatch.setattr(own_loss, "grpo_coefficients", gspo.gspo_coefficients)
     assert own_loss.largest_error() > 1e-3

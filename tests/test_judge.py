@@ -2,16 +2,14 @@
 import asyncio
 import copy
 import math
-import re
 from collections import Counter
 
 import pytest
-from conftest import CountingEnv, act, counting_page, recorded, run, start
+from conftest import counting_page, recorded, run
 from helpers.scores import score
 
 import judge
 import lm
-import policy
 from config import UserError
 from policy import Invalid
 
@@ -54,18 +52,6 @@ def test_a_verdict_is_read_in_its_place_in_the_judges_own_text_alone(scripted, t
     agent.template.tokenizer.init_kwargs["system_prompt"] = "Act."  # which would take the place of ours
     with pytest.raises(UserError, match="its own system message"):
         judge.Judge(agent, ROOM)
-
-
-def test_the_ending_is_all_actions_and_the_pages_around_the_last(scripted):
-    """Guards: the last action left out, or described on the page after it; both pages the same; an action
-    that was refused and is judged as if it were done. Recorded and rolled out have the same ending."""
-    tried = ["click [7]", "click [1]", "click [1]", "click [2]"]
-    agent = scripted(lambda prompt: act(tried[len(re.findall(r"\n\d: click", prompt))]))
-    refused = run(policy.rollout(CountingEnv(), agent, start(), 5, ROOM, 1.0, seed=0))
-    for trajectory in (recorded(tried[1:]), refused):
-        assert judge.ending(trajectory) == (
-            (PRESSED_MORE, PRESSED_MORE, "click [2] where [2] is Done"), *[counting_page(2)] * 2)
-    assert judge.ending(recorded(tried[1:2])) == ((PRESSED_MORE,), counting_page(0), counting_page(1))
 
 
 def test_a_reward_model_learns_outcomes_and_other_goals_and_is_read_where_it_learned(model):

@@ -35,8 +35,6 @@ def test_a_rollout_has_at_most_horizon_turns_and_one_end(scripted, text, how, ho
     assert [step.page for step in done.steps] == [counting_page(n) for n in range(steps)]
     assert len(done.turns) == steps + done.no_action
     assert done.final_page == counting_page(steps - bool(done.discarded))
-    with pytest.raises(data.ActionError, match="cut off"):  # the agent may have gone on to another action
-        policy.parse_turn(lm.Sample([], [], MORE, True))
 
 
 @pytest.mark.parametrize("system", ["", "S"])

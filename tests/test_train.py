@@ -43,9 +43,9 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, m
     tokens, another temperature, eps_low and eps_high exchanged, old log-probs taken after the first step; a
     backward pass of what is clipped. The third minibatch has no advantage left, and steps even so."""
     rollouts, optimizer = rollouts_of(random.Random(26), 9), torch.optim.SGD(model.net.parameters(), 2.0)
-    order, advantages, seen, learned, skipped = list(range(9)), ADVANTAGES.clone(), [], [], []
-    random.Random(5).shuffle(order)
-    advantages[order[2::3]], first, token_logps = 0.0, copy.deepcopy(model.net.state_dict()), lm.token_logps
+    parts, advantages = train.split(9, 3, random.Random(5)), ADVANTAGES.clone()
+    seen, learned, skipped = [], [], []
+    advantages[parts[2]], first, token_logps = 0.0, copy.deepcopy(model.net.state_dict()), lm.token_logps
     optimizer.register_step_pre_hook(lambda *_: seen.append((
         copy.deepcopy(model.net.state_dict()), [p.grad.clone() for p in model.net.parameters()])))
 
@@ -58,7 +58,7 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, m
     monkeypatch.setattr(lm, "token_logps", noted)
     train.update(model, optimizer, rollouts, advantages, replace(STEPS, tokens=tokens), random.Random(5))
     for k, (weights, gradient) in enumerate(seen):
-        part, logps = order[k::3], []
+        part, logps = parts[k], []
         turns = [(b, turn) for b, i in enumerate(part) for turn in rollouts[i].turns]
         for state in (first, weights):
             model.net.load_state_dict(state)

@@ -9,18 +9,18 @@ from itertools import count
 import torch
 
 
-def shot(command, place, name: str, call: int, behind: bool = False) -> None:
-    """`command` in a process that kill -9 ends in call number `call` of place.name: before it begins, or
-    `behind` it. A fork: to import everything again takes longer than most commands here."""
+def shot(command, place, name: str, call: int) -> None:
+    """`command` in a process that kill -9 ends where call number `call` of place.name begins. A fork: to
+    import everything again takes longer than most commands here."""
     if child := os.fork():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "see stderr"
         return
     function, calls = getattr(place, name), count(1)
 
     def dying(*args, **kwargs):
-        last = next(calls) == call
-        found = None if last and not behind else function(*args, **kwargs)
-        return os.kill(os.getpid(), signal.SIGKILL) if last else found
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
 
     try:
         # A fork makes torch's pool of threads anew at its first use, and transformers' loading uses it from

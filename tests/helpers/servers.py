@@ -4,7 +4,6 @@ headers."""
 import contextlib
 import http.server
 import json
-import socket
 import threading
 import time
 
@@ -81,15 +80,6 @@ def model(answer, pause=lambda: 0.0):
 
 def chat_answer(text, finish: str = "stop") -> bytes:
     return json.dumps({"choices": [{"message": {"content": text}, "finish_reason": finish}]}).encode()
-
-
-def end(server) -> None:
-    """With all its connections, as where its process dies."""
-    server.shutdown()
-    server.server_close()
-    for connection in server.connections:
-        with contextlib.suppress(OSError):  # it has ended
-            connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
