@@ -18,9 +18,9 @@ train.py calls `group_advantages` (Eq. 6) once a batch, and `gspo_coefficients` 
 (Eq. 5), one graph over whole trajectories, is the definition, which the tests hold the pieces to.
 
 What the caller has to get right, because no formula can
-- old_logp comes from the weights that sampled, and one batch of dreams must feed at least two minibatches
-  (the paper: four). With a single update s_i is exactly 1 and the clip never acts: what remains is REINFORCE
-  with a group baseline, each trajectory's term divided by std(r) |y_i| (NOTES 4.2).
+- old_logp comes from the weights that sampled. A batch of dreams feeds at least two minibatches (the paper:
+  four). With one, s_i is exactly 1 and the clip never acts: what remains is REINFORCE with a group baseline,
+  each trajectory's term divided by std(r) |y_i| (NOTES 4.2).
 - old_logp comes from the trainer, scored in the very microbatches in which the new log-probs are, never from
   the sampling engine. vLLM's log-probs alone move s_i by about 7e-3 and would clip nearly everything; even
   two packings in bf16 differ by about the clip's width (NOTES 4.3, 4.4).
@@ -122,7 +122,7 @@ def gspo_coefficients(logp: Tensor, old_logp: Tensor, trajectory: Tensor, advant
 
         coefficients, metrics = gspo_coefficients(...)              # (N,), once a minibatch
         for tokens in microbatches:                                 # any split, also inside a trajectory
-            logp = score(tokens)                                    # now with gradients; same weights
+            logp = token_logps(tokens)                              # now with gradients; same weights
             loss = -(coefficients[tokens] * logp).sum() / B         # B: of the minibatch, on ALL ranks
             loss.backward()
         optimizer.step()

@@ -1,1 +1,1 @@
-"""An environment of your own, and a loss of your own, handed in."""
+"""The loop on one screen, and an environment and a loss of your own, handed in."""

@@ -1,12 +1,12 @@
-"""Sampling a group's answers with SmolLM2: what it brings to read each beginning once (lm.Trie, lm.Reader).
+"""How much faster sampling is where a prompt that rows share is read once (lm.Trie, lm.Reader).
 
     python lm.py                              # runs/smollm2
-    python -m bench.bench_dreams              # some ten minutes of one core
-    python -m bench.bench_dreams --groups 1 --rows 2 --prompt 40 --new 4 --repeat 1        # a try
+    python -m bench.bench_sampling            # some minutes of one core
+    python -m bench.bench_sampling --groups 1 --rows 2 --prompt 40 --new 4 --repeat 1        # a try
 
 Groups of equal prompts, as groups of dreams begin; rows that share nothing (another first token each, by the
-same code); and transformers' generate. Nobody ends a turn here, so that all write as much. Seconds are of the
-processor, the median of interleaved repetitions; compare those of one run only.
+same code); and transformers' generate. Nobody ends a turn here, so that all write as much. CPU seconds, the
+median of interleaved runs; compare those of one call only.
 """
 
 import copy
