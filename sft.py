@@ -15,6 +15,7 @@ completion_ids), and only completion tokens are learned (lm.py).
 Killed at any moment, the same command goes on from its last checkpoint.
 """
 
+import functools
 import json
 import math
 import random
@@ -83,17 +84,14 @@ def tokenised(what: str, config: SFT) -> tuple[list[Item], Counter]:
     counts["trajectories"] = len(recorded) + len(played)
     written = annotate.read(config.rationales) if config.rationales else {}
     rationale = (lambda *step: written.get(annotate.key(*step), "")) if config.rationales else None
-
-    def pairs(t: Trajectory) -> list[lm.Pair]:
-        return (policy.examples(model, [t], made) if what == "policy" else
-                world_model.examples(model, [t], made, rationale))
-
-    items: list[Item]
+    pairs = (policy.examples if what == "policy" else
+             functools.partial(world_model.examples, rationales=rationale))
     if what == "reward_model":  # an episode's other goals are those of all episodes
-        items = list(judge.examples(model, played + recorded, counts))
+        items: list[Item] = list(judge.examples(model, played + recorded, counts))
     else:
         mine = tqdm(distributed.shard_rows(recorded + played), "tokenising", disable=distributed.rank() != 0)
-        shared = [[(array("i", prompt), array("i", ids)) for prompt, ids in pairs(t)] for t in mine]
+        shared = [[(array("i", prompt), array("i", ids)) for prompt, ids in pairs(model, [t], made)]
+                  for t in mine]
         items = [[pair] for part in distributed.collect(shared) for pair in part]
         for of in distributed.gather(made):
             counts.update(of)

@@ -62,8 +62,7 @@ from policy import Rollout, Turn
 from world_model import AnyWorldModel, WorldModel
 
 # (logp (N,), old_logp (N,), rollout (N,), advantages (B,), eps_low, eps_high) -> (coefficients (N,),
-# metrics, ratio_max among them), as gspo.gspo_coefficients. The gradient is that of -1/B sum_t coefficient_t
-# logp_t.
+# metrics with ratio_max), as gspo.gspo_coefficients. The gradient is that of -1/B sum_t coefficient_t logp_t.
 Loss = Callable[..., tuple[torch.Tensor, dict[str, float]]]
 
 # ---- the loop ----------------------------------------------------------------------------------------------
@@ -252,8 +251,7 @@ def write(log, metrics: dict, bar: tqdm) -> None:
     bar.update("learned" in metrics)
 
 
-# What a resumed run may change: its length, what moves rounding alone, and contexts, as what does not fit is
-# discarded.
+# What a resumed run may change: its length, what moves only rounding, contexts (too long is discarded).
 MAY_CHANGE = ("updates", "evaluate_every", "evaluate_seeds", "evaluate_horizon", "checkpoint_every", "out",
               "tokens", "offload", "discard_limit", "context", "world_model_context", "judge_context",
               "world_model_urls", "judge_urls", "policy_engine", "world_model_server", "judge_server")

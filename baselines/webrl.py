@@ -26,19 +26,17 @@ The released code (THUDM/WebRL fa8439e, without a licence: only read) does other
   where pi_ref's mean token probability (geometric) is >= .8, else 1.
 - V is the smaller of two heads' (155); V(s') learns the outcome as well (100); a task passes where either
   head says .05 to .75 (scripts/gen_task.py:111). Here V has one head, and learns s alone.
-- It shows GPT-4o ten failed tasks (gen_task.py:136), as here. The prompts here are our own. Its optimizers
-  are new in each phase; here the critic's alone.
+- It shows GPT-4o ten failed tasks (gen_task.py:136), as here; the prompts here are our own.
 - The ORM reads tries that ran out of steps as well (process_data.py:220). Here these are failures, and what
   the ORM cannot read is discarded. It replays a task's first success (process_data.py:340); here the last.
 
 Killed at any moment, the same command goes on from its last phase, and does not repeat that phase's tries.
-OUT.run/metrics.jsonl has train.py's keys, but for those of groups, clip and evaluation (real_train_success is
-what pages paid: nothing learns it), and
+OUT.run/metrics.jsonl has seconds_phase, train.py's keys but for those of groups, clip and evaluation
+(real_train_success is what pages paid: nothing learns it), and
     judged_success, judge_right     share of tries that the ORM passes; of verdicts that the page shares
     critic_loss, critic_auc         cross-entropy; of V of first pages, by the critic before it learns them
     new_turns, replayed_turns, buffer            what was learned from; successes in the buffer
     generated, learnable, feasible, new_tasks    tasks behind each filter; those of the next phase
-    seconds_phase
 
 Shapes: B tries, S turns of them, N tokens that the agent wrote.
 """

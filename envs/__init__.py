@@ -155,8 +155,7 @@ class Envs(contextlib.ExitStack):
         dev = data.seeds_to_look_at(seeds, dev=True)
         if self.miniwob:
             if not (known := sorted({start.task for start, _ in learned} & {*self.tasks})):
-                raise UserError("no recorded task is one of MiniWoB++'s: hand in your env, or "
-                                "give --evaluate-every 0")
+                raise UserError("no recorded task is MiniWoB++'s: hand in your env, or --evaluate-every 0")
             return self.starts(known, seeds)
         held_out = self.starts((), seeds, data.HELD_OUT)
         return held_out[::math.ceil(len(held_out) / len(dev))]  # spread over the list

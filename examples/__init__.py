@@ -1,1 +1,0 @@
-"""The loop on one screen, and an environment and a loss of your own, handed in."""

@@ -152,6 +152,7 @@ def serving():
 # ---- a web that counts -------------------------------------------------------------------------------------
 
 GOAL = "Press More, then Done."
+PRESSED_MORE = "click [1] where [1] is More"  # in words
 
 
 def counting_page(n: int) -> str:
@@ -259,7 +260,7 @@ def taught(tokenizer, tmp_path_factory):
     presses More or Done (even chances), and knows that Done on page 1 is success."""
     chats = []
     for n in range(3):
-        page, url, past = counting_page(n), f"http://count/{n}", ("click [1] where [1] is More",) * n
+        page, url, past = counting_page(n), f"http://count/{n}", (PRESSED_MORE,) * n
         more = f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
         for button, change in (("click [1]", more), ("click [2]", "no change\nover: yes")):
             asked = world_model.messages(page, url, "".join(past[-1:]), parse_action(button))

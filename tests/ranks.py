@@ -45,6 +45,12 @@ def update(folder: Path, how: str) -> tuple[dict, dict]:
     return train.update(model, optimizer, rollouts, advantages, config, random.Random(3)), state(model)
 
 
+def tokenise(folder: Path, what: str):
+    config = SFT(str(folder / "model"), str(Path(__file__).with_name("nnetnav_small.jsonl")), context=4096)
+    items, counts = sft.tokenised(what, config)
+    return [(list(prompt), list(ids)) for [(prompt, ids)] in items], dict(counts)
+
+
 def fit(folder: Path, checkpoint: str) -> tuple[dict, int, dict]:
     """Six steps of three microbatches, so that a rank of two repeats one; or what follows on a checkpoint:
     two steps."""

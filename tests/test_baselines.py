@@ -29,7 +29,7 @@ from policy import Turn
 doubles = lambda values: torch.tensor(values, dtype=torch.float64)
 
 
-# ---- the losses -------------------------------------------------------------------------------------
+# ---- the losses --------------------------------------------------------------------------------------------
 
 @st.composite
 def phases(draw):
@@ -92,7 +92,7 @@ def test_v_is_p_yes_against_p_no_and_what_is_replayed_has_the_papers_perplexitie
     assert webrl.replayed([1.0, 1 / 0.95, 2.0, 2.01], 1, random.Random(0)) == [1, 2]
 
 
-# ---- the curriculum ---------------------------------------------------------------------------------
+# ---- the curriculum ----------------------------------------------------------------------------------------
 
 def test_new_tasks_are_other_training_seeds_of_failed_tasks_that_v_finds_learnable(model, monkeypatch):
     """Guards: seeds that are evaluated on, tasks that did not fail, goals and pages that nobody looked at; a

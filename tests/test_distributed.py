@@ -22,7 +22,7 @@ EXACT, WEIGHTS, NAMES = {"rtol": 0, "atol": 0}, "model.safetensors", ("straight"
 def done(taught, tmp_path_factory):
     """A folder; what one process made of each job; what ranks 0 and 1 did. torchrun restarts them once."""
     folder = shutil.copytree(taught, tmp_path_factory.mktemp("ranks") / "model").parent
-    jobs = ["update,ragged", "update,lone", "fit,of-1"]
+    jobs = ["update,ragged", "update,lone", "fit,of-1", "tokenise,policy", "tokenise,world_model"]
     alone = {job: ranks.run(folder, job) for job in [*jobs, "loop,alone"]}
     jobs += ["loop,straight", "update,offload", "fit,of-2"]
     torchrun(ranks.__file__, folder, "loop,killed", *jobs, restarts=1)
@@ -41,9 +41,11 @@ def test_an_update_of_two_ranks_is_that_of_one(done, how):
 
 
 def test_fine_tuning_on_two_ranks_is_that_on_one_and_goes_on_from_a_checkpoint_of_the_other(done):
-    """Guards: a mean over ranks of means over tokens, a repeated microbatch that is learned; weights without
-    the optimizer's moments, or read only on as many ranks as wrote them."""
-    folder, alone, both, _ = done
+    """Guards: trajectories tokenised twice or never; a mean over ranks of means over tokens, a repeated
+    microbatch that is learned; weights without the optimizer's moments, or read only on as many ranks."""
+    folder, alone, both, other = done
+    for job in ("tokenise,policy", "tokenise,world_model"):
+        assert both[job] == other[job] == alone[job] and len(alone[job][0]) > 1
     (one, passes, state), (two, half, _) = alone["fit,of-1"], both["fit,of-2"]
     assert two == pytest.approx(one, rel=1e-4) and (passes, half) == (6 * 3, 6 * 2)
     on_two, on_one = both["fit,of-1"], ranks.fit(folder, "of-2")

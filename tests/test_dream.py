@@ -5,6 +5,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from conftest import PRESSED_MORE as MORE
 from conftest import CountingEnv, CountingPages, act, check_env, counting_page, record, recorded, run, start
 from helpers.dreams import CONFIG, count, counted, kind, script, turn, who
 
@@ -15,8 +16,6 @@ import train
 from config import UserError
 from data import parse_action
 from policy import Invalid, Rollout, Turn
-
-MORE = "click [1] where [1] is More"
 
 
 def asked(sampler, wanted):

@@ -3,11 +3,10 @@ and how a server begins and ends. A stand-in of a few lines is vLLM's server. (T
 import json
 import random
 import re
-import threading
 from pathlib import Path
 
 import pytest
-from conftest import base_folder, check_sampler, run
+from conftest import base_folder, run
 from helpers import servers
 from helpers.processes import naming, torchrun, wait_for
 
@@ -44,22 +43,21 @@ def no_pause(monkeypatch):
 def test_servers_keep_what_a_sampler_promises(serving):
     """Guards: text that is tokenised again, a lost end of turn, a seed or a temperature that does not arrive,
     a margin with its sign turned. The server samples from the same weights as a model of this process."""
-    model, lock = lm.load(BASE), threading.Lock()
+    model = lm.load(BASE)
 
     def answer(body):
         prompt, pair = body["prompt"], body.get("logprob_token_ids")
         assert pair or body["ignore_eos"] and body["stop_token_ids"] == [3] and body["top_p"] == 1
-        with lock:
-            if not pair:
-                (found,) = model.generate([prompt], body["max_tokens"], body["temperature"], [body["seed"]])
-                return completion(token_ids=found.ids, logprobs={"token_logprobs": found.logps})
-            (margin,) = model.margins([prompt], [pair[0]], [pair[1]])
+        if not pair:
+            (found,) = model.generate([prompt], body["max_tokens"], body["temperature"], [body["seed"]])
+            return completion(token_ids=found.ids, logprobs={"token_logprobs": found.logps})
+        (margin,) = model.margins([prompt], [pair[0]], [pair[1]])
         top = {f"token_id:{pair[0]}": margin, f"token_id:{pair[1]}": 0.0}
         return completion(logprobs={"top_logprobs": [top]})
 
-    check_sampler(client := Client([serving(answer).url], BASE))
-    own = lm.Batched(model)
-    assert run(client.generate([9, 8], 8, 0.7, 5)) == run(own.generate([9, 8], 8, 0.7, 5))
+    client, own = Client([serving(answer).url], BASE), lm.Batched(model)  # whose promises test_lm has
+    for how in ((8, 0.7, 5), (8, 0.7, 6), (8, 0.0, 5), (2, 0.7, 5)):
+        assert run(client.generate([9, 8], *how)) == run(own.generate([9, 8], *how))
     assert run(client.margin([9, 8], 7, 6)) == run(own.margin([9, 8], 7, 6))
 
 

@@ -4,14 +4,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import GOAL, CountingEnv, act, counting_page, recorded, run, start
+from conftest import GOAL, PRESSED_MORE, CountingEnv, act, counting_page, recorded, run, start
 
 import data
 import lm
 import policy
 
 MORE = act("click [1]")
-PRESSED_MORE = "click [1] where [1] is More"
 ROOM = 100  # max_new_tokens
 
 

@@ -83,16 +83,11 @@ def start_server(folder, log, context: int = 640) -> str:
         return inference.start_server(folder, context, SMALL, log)
 
 
-@pytest.fixture(scope="module")
-def url(folder, tmp_path_factory):
-    return start_server(folder, tmp_path_factory.mktemp("server") / "log")
-
-
 @pytest.fixture(params=["engine", "server"])
-def sampler(request, folder):
+def sampler(request, folder, tmp_path):
     if request.param == "engine":
         return lm.Batched(request.getfixturevalue("engine"))
-    return inference.Client([request.getfixturevalue("url")], folder)
+    return inference.Client([start_server(folder, tmp_path / "log")], folder)
 
 
 def samples(sampler, prompts, most: int, temperature: float) -> list[lm.Sample]:

@@ -10,8 +10,7 @@ import torch
 
 
 def shot(command, place, name: str, call: int) -> None:
-    """`command` in a process that kill -9 ends where call number `call` of place.name begins. A fork: to
-    import everything again takes longer than most commands here."""
+    """Ends `command` where call number `call` of place.name begins. A fork: to import all takes longer."""
     if child := os.fork():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "see stderr"
         return
