@@ -163,8 +163,8 @@ class Envs(contextlib.ExitStack):
 
 def play(pages, agent: Sampler | type, starts: Sequence[Start], horizon: int, max_new_tokens: int,
          temperature: float = 0.0, ended: Callable = lambda done: None) -> list[Rollout]:
-    """An episode on `pages` (Envs, or your own) from each start, in their order. `agent`: a sampler, or a class
-    that makes one of a start. What failed is played once more, by the same seed. ended(episode): at its end."""
+    """An episode on `pages` (Envs, or your own) from each start, in their order. `agent`: a sampler, or what
+    makes one of a start. What failed is played once more, by the same seed. `ended` takes each."""
     async def episode(start: Start) -> Rollout:
         for _ in range(2):
             async with pages() as env:
