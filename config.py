@@ -190,7 +190,7 @@ TRAIN = {
     "laptop": Train("runs/laptop/sft", "runs/laptop/world_model", "runs/laptop/reward_model",
                     "runs/laptop/dream", SMALL, updates=10, groups=8, first_pages=True,
                     not_dreamed=("focus-text-2",), minibatches=2, lr=5e-5, eps_low=0.03, eps_high=0.04,
-                    tokens=8192, temperature=1.0, max_new_tokens=48, context=1024,
+                    tokens=4096, temperature=1.0, max_new_tokens=48, context=1024,
                     world_model_temperature=0.5, world_model_tokens=128, world_model_context=1024,
                     judge_tokens=0, judge_context=1024, evaluate_every=5, evaluate_horizon=6,
                     sampler="transformers", compute="auto")}

@@ -31,7 +31,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface, AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AttentionInterface, AutoConfig, PreTrainedTokenizerBase
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 import data
@@ -205,43 +205,46 @@ def lora_config(rank: int, alpha: int) -> peft.LoraConfig:
 
 # ---- the adapter, and its merge ----------------------------------------------------------------------------
 
-def save(model: PreTrainedModel, base: str | Path, out: str | Path, rank: int, alpha: int) -> None:
+def save(model: lm.LM, base: str | Path, out: str | Path, rank: int, alpha: int) -> None:
     """Write out.adapter, a folder that peft and vLLM read, and `out`: `base` with the adapter merged. All
     ranks call it; rank 0 writes. Raises UserError where the disk is full."""
-    state = {}  # the trained matrices, whole, under the names that peft gives them on disk
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            value = distributed.gathered(parameter.detach())
-            state["base_model.model." + name.replace(".default.", ".")] = value.float().cpu()
+    whole = ((name, distributed.gathered(parameter.detach()).float().cpu())
+             for name, parameter in model.net.named_parameters() if ".lora_" in name)
+    state = {f"base_model.model.{name.replace('.default.', '.')}": value for name, value in whole}  # peft's
     if distributed.rank() == 0:
         with lm.writing(f"{out}.adapter") as temporary:
             save_file(state, temporary / "adapter_model.safetensors", {"format": "pt"})
             lora_config(rank, alpha).save_pretrained(str(temporary))
-        merge(base, state, alpha / rank, out)
+            if "system_prompt" in model.tokenizer.init_kwargs:  # the base's tokenizer has another, or none
+                model.tokenizer.save_pretrained(temporary)
+        merge(base, f"{out}.adapter", out)
     distributed.barrier()
 
 
-def merge(folder: str | Path, state: dict[str, torch.Tensor], scaling: float, out: str | Path) -> None:
-    """`folder` with an adapter added into its attention weights: summed in float32, rounded once. `state`:
-    A and B by peft's names. `scaling`: alpha / r. File by file: memory holds one of them, and all other
-    tensors (MXFP4 experts) and files (tokenizer, config with its quantization) stay as they are. Raises
-    UserError for an adapter of another model, and for a full disk."""
+def merge(base: str | Path, adapter: str | Path, out: str | Path) -> None:
+    """`base` with an adapter added into its weights: summed in float32, rounded once; file by file, as memory
+    may hold one. Other tensors (MXFP4 experts) and files stay as they are, but for files that the adapter has
+    too (a tokenizer's). Raises UserError for an adapter of another model, and for a full disk."""
+    state = load_file(Path(adapter) / "adapter_model.safetensors")
+    config = peft.LoraConfig.from_pretrained(str(adapter))
     halves = {half.removeprefix("base_model.model.").replace(".lora_A.", "."): half
               for half in state if ".lora_A." in half}
     with lm.writing(out) as temporary:
-        for file in sorted(path for path in Path(folder).iterdir() if path.is_file()):
+        for file in sorted(path for path in Path(base).iterdir() if path.is_file()):
             names: Sequence[str] = ()
             if file.suffix == ".safetensors":
                 with safe_open(file, "pt") as opened:
                     names, metadata = sorted(opened.keys() & halves.keys()), opened.metadata()
             if not names:
-                shutil.copyfile(file, temporary / file.name)
+                own = Path(adapter) / file.name
+                shutil.copyfile(own if own.exists() else file, temporary / file.name)
                 continue
             tensors = load_file(file)
             for name in names:
                 half = halves.pop(name)
-                delta = scaling * (state[half.replace(".lora_A.", ".lora_B.")] @ state[half])  # Eq. 3
+                product = state[half.replace(".lora_A.", ".lora_B.")].float() @ state[half].float()
+                delta = config.lora_alpha / config.r * product  # Eq. 3
                 tensors[name] = (tensors[name].float() + delta).to(tensors[name].dtype)
             save_file(tensors, temporary / file.name, metadata)
         if halves:
-            raise UserError(f"{folder} has no weight {min(halves)}: the adapter is of another model")
+            raise UserError(f"{adapter} is of another model: {base} has no weight {min(halves)}")

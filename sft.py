@@ -196,12 +196,10 @@ def learn(what: str, config: SFT) -> dict:
         model.tokenizer.init_kwargs["system_prompt"] = config.system_prompt
     report = fit(model, items, config, folder) | counts
     if config.lora_rank:
-        gpt_oss.save(model.net, base, config.out, *lora)
+        gpt_oss.save(model, base, config.out, *lora)
     else:
         lm.save(model, config.out)
     if distributed.rank() == 0:
-        if config.lora_rank and config.system_prompt:  # the merge copied the base's tokenizer
-            model.tokenizer.save_pretrained(config.out)
         Path(config.out, "training.json").write_text(json.dumps(report, indent=1))
         shutil.rmtree(folder, ignore_errors=True)  # the model is written: its checkpoints can go
     return report
@@ -212,8 +210,7 @@ def main() -> None:
                "reward_model": settings.REWARD_MODEL_SFT}
     if len(sys.argv) < 2 or sys.argv[1] not in presets:
         sys.exit(f"sft.py: fine-tune what? python sft.py {{{','.join(presets)}}} laptop; --help behind each")
-    what = sys.argv.pop(1)
-    config = settings.chosen(presets[what])
+    config = settings.chosen(presets[what := sys.argv.pop(1)])
     distributed.command(lambda: learn(what, config), alone=config.lora_rank > 0)
 
 

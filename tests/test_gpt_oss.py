@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from helpers.gptoss import SPECIALS, TOKENIZER, tensors, write_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Mxfp4Config
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
@@ -154,7 +154,7 @@ def one_of_two(rank: int, base, folder):
     for name, value in after.items():
         torch.testing.assert_close(our_after[name], value, atol=1e-5, rtol=0)
         assert torch.equal(our_before[name], before[name]) and not torch.equal(value, before[name])
-    gpt_oss.save(model.net, base, folder / "merged", **LORA)
+    gpt_oss.save(model, base, folder / "merged", **LORA)
     if rank == 0:
         saved = load_file(folder / "merged.adapter/adapter_model.safetensors")
         for name, value in our_after.items():
@@ -183,5 +183,7 @@ def test_two_ranks_hold_and_learn_as_one_and_the_merge_is_what_was_trained_and_o
     files = {file.name: file.read_bytes() for file in base.iterdir() if file.is_file()}
     assert files.keys() == {file.name for file in out.iterdir()}, "original/ stays behind"
     assert all((out / name).read_bytes() == files[name] for name in files if ".safetensors" not in name)
+    save_file({name.replace(".1.", ".9."): half for name, half in state.items()},
+              adapter / "adapter_model.safetensors")
     with pytest.raises(UserError, match="another model"):
-        gpt_oss.merge(base, {name.replace(".1.", ".9."): half for name, half in state.items()}, 2.0, out)
+        gpt_oss.merge(base, adapter, out)

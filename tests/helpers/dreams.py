@@ -13,9 +13,8 @@ CONFIG = Train(groups=2, group_size=4, horizon=5, max_new_tokens=60, world_model
 
 
 def kind(prompt: str) -> str:
-    if "\nQUESTION: completed?" in prompt:
-        return "judge"
-    return "world" if "\nACTION: " in prompt else "policy"
+    judges = "\nQUESTION: completed?" in prompt
+    return "judge" if judges else "world" if "\nACTION: " in prompt else "policy"
 
 
 def count(prompt: str) -> int:
