@@ -1,4 +1,5 @@
 # make           set up, then the whole recipe: SmolLM2-135M on MiniWoB++ pages, 60 minutes of two cores (bf16)
+# make look      two policies of weights/ on fresh pages, and pages of what they did; trains nothing, 5 minutes
 # make short     the same chain in miniature, in minutes
 # make test      the tests; one process a core, four at most.   make fast: the paper's own, for each save
 # make test-vllm the tests that need vLLM: its CPU build, in a venv of its own (2.5 GB)
@@ -18,7 +19,7 @@ PLAY := 20000:40
 ON := $(if $(shell nvidia-smi -L 2>/dev/null),pages scored,small laptop)
 PAGES := recordings/$(word 1,$(ON)).jsonl.gz
 TASKS := --tasks $(word 2,$(ON))
-.PHONY: all short test test-vllm lint fast help chromium
+.PHONY: all look short test test-vllm lint fast help chromium
 all: $(R)/dream.jsonl
 	@$(PY) evaluate.py --table $(R)/sft.jsonl $(R)/dream.jsonl
 	@$(PY) report.py $(R)/dream.run
@@ -49,10 +50,18 @@ $(R)/dream/config.json: $(R)/judge.json
 $(R)/dream.jsonl: $(R)/dream/config.json
 	@echo "==== 7 of 7: the trained policy on the same pages. 2 minutes"
 	$(PY) evaluate.py --checkpoint $(R)/dream --seeds $(EVAL) $(TASKS) --out $@.part && mv $@.part $@
+look: | chromium
+	rm -rf runs/look
+	$(PY) lm.py runs/smollm2
+	$(PY) -c "from gpt_oss import merge; merge('runs/smollm2', 'weights/sft', 'runs/look/sft'); \
+	  merge('runs/look/sft', 'weights/trained', 'runs/look/trained')"
+	for p in sft trained; do $(PY) evaluate.py --checkpoint runs/look/$$p --seeds 2600000:3 --tasks laptop --keep-pages \
+	  --out runs/look/$$p.jsonl && $(PY) report.py runs/look/$$p.jsonl || exit 1; done
+	@$(PY) evaluate.py --table runs/look/sft.jsonl runs/look/trained.jsonl
 short:
 	rm -rf runs/short
 	$(MAKE) all R=runs/short EVAL=1000000:1 AUDIT=1900000:1 SFT="--per-task 2" WORLD="--per-task 2" PLAY=20000:6 \
-	  REWARD="--per-task 2" TRAIN="--updates 2 --groups 4 --group-size 4 --evaluate-seeds 1000000:1"
+	  REWARD="--per-task 2 --epochs 1" TRAIN="--updates 2 --groups 4 --group-size 4 --evaluate-seeds 1000000:1"
 test: | chromium
 	$(PYTEST) -n logical --maxprocesses 4 --dist worksteal
 test-vllm: .venv-vllm/ready
