@@ -126,8 +126,7 @@ def with_sinks(query, key, value, sink, scaling: float, window: int | None) -> t
 
 def _by(backend: SDPBackend, query: torch.Tensor) -> contextlib.AbstractContextManager:
     """On a GPU this kernel and no other: a shape that it cannot take raises, where torch would take memory
-    for T^2 scores without a word. Neither of the two used here makes a plan for each new length, as cuDNN
-    does (NOTES 10.11). The CPU has no such choice."""
+    for T^2 scores without a word. Neither makes a plan for each new length, as cuDNN does (NOTES 10.11)."""
     return sdpa_kernel(backend) if query.is_cuda else contextlib.nullcontext()
 
 

@@ -3,8 +3,7 @@
     python -m bench.bench_sampling            # after `python lm.py`: some minutes of one core
 
 Groups of equal prompts, as groups of dreams begin; rows that share nothing (another first token each, by the
-same code); and transformers' generate. Nobody ends a turn here, so that all write as much. CPU seconds, the
-median of interleaved runs; compare those of one call only.
+same code); transformers' generate. CPU seconds, the median of interleaved runs; compare those of one call.
 """
 
 import copy
