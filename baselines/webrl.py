@@ -25,7 +25,7 @@ The released code (THUDM/WebRL fa8439e, without a licence: only read) does other
   a failure where V rises by .05. With x the mean token log-ratio, d/dx = -clip(1 - beta x, 0, 1). beta is 5
   where pi_ref's mean token probability (geometric) is >= .8, else 1.
 - V is the smaller of two heads' (155); V(s') learns the outcome as well (100); a task passes where either
-  head says .05 to .75 (scripts/gen_task.py:111). Here V has one head, and learns s alone. Its prompts are not ours.
+  head says .05 to .75 (scripts/gen_task.py:111). Here V has one head, and learns s alone.
 - The ORM reads tries that ran out of steps as well (process_data.py:220). Here these are failures, and what
   the ORM cannot read is discarded. It replays a task's first success (process_data.py:340); here the last.
 
