@@ -231,7 +231,7 @@ class Browser:
         self.context = context = self.chromium.new_context(
             viewport=self.task.viewport, service_workers="block", accept_downloads=False, permissions=[],
             locale="en-US", timezone_id="UTC")
-        context.set_default_timeout(self.task.timeout)
+        context.set_default_timeout(20_000)  # ms: on busy cores a new Chromium needs over 5 s for a page
         if self.task.serve:
             context.route("**/*", self.answer)
         if self.task.clock:

@@ -64,7 +64,6 @@ async def verdict(chat: "inference.Chat", obs: Obs, answer: str) -> float:
 class Visit(Page, OpenEndedTask):
     def __init__(self, on: Benchmark, goal: str, url: str):
         super().__init__(0, url, goal)
-        self.timeout = 20_000  # ms
         self.controls = on.benchmark == "openended"  # WebVoyager's published agents know the plain text
 
     def setup(self, page):

@@ -13,7 +13,7 @@ class Own(Page, OpenEndedTask):
 
     def __init__(self, start, pages):
         super().__init__(start.seed, f"http://own/{start.task}", "Do it.")
-        self.pages, self.controls, self.timeout = pages, start.seed == 1, 5000
+        self.pages, self.controls = pages, start.seed == 1
 
     def serve(self, request):
         host, _, name = request.url.partition("http://own/")
