@@ -137,7 +137,7 @@ def of_verdicts(rows: Sequence[dict]) -> dict:
     found = {}
     for task, of in by_task([row for row in rows if row["margin"] is not None]):
         no, yes = ([row["margin"] for row in of if row["reward"] == reward] for reward in (0, 1))
-        right, said = (sum(margin > 0 for margin in some) for some in (yes, yes + no))
+        right, said = (sum(margin > 0 for margin in margins) for margins in (yes, yes + no))
         found[f"judge: {task}"] = {
             "n": len(of), "successes": len(yes), "AUC": auc(no, yes),
             "precision": right / said if said else None, "recall": right / len(yes) if yes else None}
@@ -177,7 +177,7 @@ async def replayed(env: Env, dreamed: Rollout) -> float:
 
 def of_dreams(config: Audit, models: Any) -> dict:
     """The agent's dreams from first pages, beside what their actions and the agent earn on the real ones."""
-    async def one(k: int, start: data.Start) -> dict:
+    async def beside(k: int, start: data.Start) -> dict:
         how = config.horizon, config.max_new_tokens, config.temperature, lm.mix(k)
         async with pages() as env:
             try:
@@ -186,22 +186,22 @@ def of_dreams(config: Audit, models: Any) -> dict:
                 imagined = DreamEnv(models.world_model, models.judge, lm.mix(k))
                 dreamed = await rollout(imagined, models.agent, seen, *how)
                 w2r = await replayed(env, dreamed)
-                own = await rollout(env, models.agent, start, *how)
+                real = await rollout(env, models.agent, start, *how)
             except Invalid as why:
                 return {"why": str(why)}
-        return {"why": dreamed.discarded or own.discarded, "task": start.task, "dream": dreamed.reward,
-                "reward": w2r, "real": own.reward, "margin": imagined.verdict and imagined.verdict.margin}
+        return {"why": dreamed.discarded or real.discarded, "task": start.task, "dream": dreamed.reward,
+                "reward": w2r, "real": real.reward, "margin": imagined.verdict and imagined.verdict.margin}
 
     with envs.Envs(config.on, config.pages) as pages:
         first = pages.starts(config.tasks, config.seeds)
-        rows = lm.together(one(k, start) for k, start in enumerate(first))
-    whole, found = [row for row in rows if not row["why"]], {}
-    for task, of in by_task(whole):
+        rows = lm.together(beside(k, start) for k, start in enumerate(first))
+    valid, found = [row for row in rows if not row["why"]], {}
+    for task, of in by_task(valid):
         w2r, real = mean(of, "reward"), mean(of, "real")
         found[f"dreams: {task}"] = {"n": len(of), "dream": mean(of, "dream"), "W2R": w2r, "real": real,
                                     "CR": w2r / real if real else None}
     causes = Counter(":".join(row["why"].split(":")[:2]) for row in rows if row["why"])
-    return found | of_verdicts(whole) | {f"left out: {cause}": {"n": n} for cause, n in causes.items()}
+    return found | of_verdicts(valid) | {f"left out: {cause}": {"n": n} for cause, n in causes.items()}
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -120,16 +120,16 @@ def starts(config: Train) -> list[GroupStart]:
         for t in recorded:
             if {(t.task, True), (t.task, False)} <= ends and t.steps and t.steps[0].index == 0:
                 start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
-                whole = (t.reward == 1 and t.terminated and len(t.steps) <= config.horizon
-                         and t.steps[-1].index == len(t.steps) - 1)
-                found.append((start, Expert(tuple(t.steps), t.final_page) if whole else None))
+                complete = (t.reward == 1 and t.terminated and len(t.steps) <= config.horizon
+                            and t.steps[-1].index == len(t.steps) - 1)
+                found.append((start, Expert(tuple(t.steps), t.final_page) if complete else None))
     else:
         rng = random.Random(config.seed)
         found = [(start, Expert(tuple(steps), t.final_page)) for t in recorded
                  for start, steps in data.expert_windows(t, config.horizon, rng=rng)
                  if not all(step.error for step in steps)]  # such a window has nothing to teach
     # A token has some 3 characters: this leaves out what cannot fit, before it is tokenised.
-    found = [one for one in found if len(one[0].page) <= 4 * config.context]
+    found = [group for group in found if len(group[0].page) <= 4 * config.context]
     if not found:
         wanted = "task with both ends" if config.first_pages else "success"
         raise UserError(f"{config.recorded} holds no {wanted} that fits --context {config.context}: there is "

@@ -154,11 +154,11 @@ def bootstrap(agents: Sequence[Results], draws: int = 2000) -> tuple[float, floa
     """(mean, low, high, n): the mean and its 95 %, by resampling the agents (a method's training seeds) and,
     for each, the tries of every task."""
     rng = random.Random(0)
-    tries = [[[value for _, value in some] for _, some in groupby(sorted(one.items()), lambda k: k[0][0])]
-             for one in agents]  # [agent][task][try]
+    tries = [[[value for _, value in task] for _, task in groupby(sorted(agent.items()), lambda k: k[0][0])]
+             for agent in agents]  # [agent][task][try]
     mean = lambda parts: sum(map(sum, parts)) / max(1, sum(map(len, parts)))
-    means = sorted(mean([rng.choices(task, k=len(task)) for one in rng.choices(tries, k=len(tries))
-                         for task in one]) for _ in range(draws))
+    means = sorted(mean([rng.choices(task, k=len(task)) for agent in rng.choices(tries, k=len(tries))
+                         for task in agent]) for _ in range(draws))
     return mean(sum(tries, [])), means[draws // 40], means[-1 - draws // 40], sum(map(len, agents))
 
 
@@ -176,11 +176,11 @@ def table(columns: Sequence[str]) -> str:
         ends.append(f"{Path(files).stem}: " + ", ".join(f"{end} {n}" for end, n in counts))
 
     def cell(agents: list[Results], name: str) -> str:
-        of = [{key: value for key, value in one.items() if name in ("all", key[0])} for one in agents]
+        of = [{key: value for key, value in tries.items() if name in ("all", key[0])} for tries in agents]
         return "{:.3f} [{:.2f}, {:.2f}] n={}".format(*bootstrap(of)) if any(of) else "-"
 
     lines = [" " * 26 + "".join(Path(files).stem.rjust(30) for files in columns)]
-    for name in (*sorted({task for agents in held for one in agents for task, _ in one}), "all"):
+    for name in (*sorted({task for agents in held for agent in agents for task, _ in agent}), "all"):
         lines.append(name.ljust(26) + "".join(cell(agents, name).rjust(30) for agents in held))
     if len(held[0]) != len(held[-1]):
         raise UserError(f"{columns[0]} and {columns[-1]}: give as many files (A,B) in both columns")

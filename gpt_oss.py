@@ -207,9 +207,9 @@ def lora_config(rank: int, alpha: int) -> peft.LoraConfig:
 def save(model: lm.LM, base: str | Path, out: str | Path, rank: int, alpha: int) -> None:
     """Write out.adapter, a folder that peft and vLLM read, and `out`: `base` with the adapter merged. All
     ranks call it; rank 0 writes. Raises UserError where the disk is full."""
-    whole = ((name, distributed.gathered(parameter.detach()).float().cpu())
-             for name, parameter in model.net.named_parameters() if ".lora_" in name)
-    state = {f"base_model.model.{name.replace('.default.', '.')}": value for name, value in whole}  # peft's
+    adapter = ((name, distributed.gathered(parameter.detach()).float().cpu())
+               for name, parameter in model.net.named_parameters() if ".lora_" in name)
+    state = {f"base_model.model.{name.replace('.default.', '.')}": value for name, value in adapter}  # peft's
     if distributed.rank() == 0:
         with lm.writing(f"{out}.adapter") as temporary:
             save_file(state, temporary / "adapter_model.safetensors", {"format": "pt"})
@@ -235,8 +235,8 @@ def merge(base: str | Path, adapter: str | Path, out: str | Path) -> None:
                 with safe_open(file, "pt") as opened:
                     names, metadata = sorted(opened.keys() & halves.keys()), opened.metadata()
             if not names:
-                own = Path(adapter) / file.name
-                shutil.copyfile(own if own.exists() else file, temporary / file.name)
+                newer = Path(adapter) / file.name
+                shutil.copyfile(newer if newer.exists() else file, temporary / file.name)
                 continue
             tensors = load_file(file)
             for name in names:

@@ -62,8 +62,8 @@ TRIES, PAUSE = 6, 1.0  # of a request; seconds before the second, then twice as 
 def environment() -> dict[str, str]:
     """This process's, with vLLM's settings where the user has none. Without a GPU its thread binding must not
     move the trainer's threads to other cores, and the first request must not wait for g++ (NOTES 7.12)."""
-    own = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    return own | ({} if torch.cuda.is_available() else {"TORCHDYNAMO_DISABLE": "1"}) | os.environ
+    env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return env | ({} if torch.cuda.is_available() else {"TORCHDYNAMO_DISABLE": "1"}) | os.environ
 
 
 def settings(context: int, config: EngineConfig) -> dict:
@@ -176,10 +176,10 @@ def start_server(folder: str | Path, context: int, config: EngineConfig, log: Pa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    own = {"model": folder, "tensor_parallel_size": config.tensor_parallel, "host": "127.0.0.1", "port": port,
-           "max_cudagraph_capture_size": 2 * AT_ONCE}  # for gpt-oss vLLM captures 1,024 (NOTES 7.10)
+    options = {"model": folder, "tensor_parallel_size": config.tensor_parallel, "host": "127.0.0.1",
+               "port": port, "max_cudagraph_capture_size": 2 * AT_ONCE}  # gpt-oss: 1,024 (NOTES 7.10)
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--disable-uvicorn-access-log"]
-    for name, value in (own | settings(context, config)).items():
+    for name, value in (options | settings(context, config)).items():
         command += [f"--{'no-' * (value is False)}{name}", *[str(value)] * (not isinstance(value, bool))]
     env = {name: value for name, value in environment().items() if not re.match(RANKS, name)}
     # SIGTERM when this process ends in whatever way: killed itself, it would leave its engine on the GPU.

@@ -404,8 +404,8 @@ def together(coroutines: Iterable[Coroutine]) -> list:
             while Batched.asked and not Batched.away and not everything.done():
                 (method, *settings), rows = Batched.asked.popitem()
                 rows.sort(key=lambda row: row[1])  # and not by who answered first
-                prompts, *more = map(list, zip(*[question for _, question in rows]))
-                for (answer, _), found in zip(rows, method(prompts, *settings, *more), strict=True):
+                prompts, *others = map(list, zip(*[question for _, question in rows]))
+                for (answer, _), found in zip(rows, method(prompts, *settings, *others), strict=True):
                     answer.set_result(found)
         return everything.result()
     finally:
@@ -486,8 +486,8 @@ class Template:
     def prompt_ids(self, messages: list[dict]) -> list[int]:
         """Token ids of a chat, up to where the assistant begins; disarmed. The system message is the
         `system_prompt` that a fine-tuned model's tokenizer keeps (sft.py), if it has one."""
-        if own := self.tokenizer.init_kwargs.get("system_prompt"):
-            messages = [{"role": "system", "content": own}, *messages[1:]]
+        if system := self.tokenizer.init_kwargs.get("system_prompt"):
+            messages = [{"role": "system", "content": system}, *messages[1:]]
         safe = [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
         text = self.tokenizer.apply_chat_template(safe, add_generation_prompt=True, tokenize=False, **STYLE)
         return self.tokenizer(text, add_special_tokens=False).input_ids
@@ -583,9 +583,9 @@ def check_logps(lm: LM) -> None:
         ours[1:2] = _head_logps(model.lm_head, read.last, answer[1:2], 1.0)
     lm.compute, kind = compute, config._attn_implementation
     model.set_attn_implementation("eager")
-    own = model(input_ids=ids[None], use_cache=False).logits[0, -6:-1].float().log_softmax(-1)  # (5, V)
+    logps = model(input_ids=ids[None], use_cache=False).logits[0, -6:-1].float().log_softmax(-1)  # (5, V)
     model.set_attn_implementation(kind)
-    gap = (ours - own.gather(1, answer[:, None])[:, 0]).abs().max().item()
+    gap = (ours - logps.gather(1, answer[:, None])[:, 0]).abs().max().item()
     # Where weights or FSDP's forward are in bf16, so are the model's own logits: some tenths off.
     rounded = model.dtype != torch.float32 or lm.sharded and lm.compute != torch.float32
     if not gap < (1.0 if rounded else 0.01):
@@ -595,8 +595,8 @@ def check_logps(lm: LM) -> None:
 
 def save(lm: LM, folder: str | Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a Hugging Face folder in `dtype`, by default the paper's. All ranks call it; rank 0 writes."""
-    whole = distributed.full_tensors(lm.net, dtype)
-    state = {name: value.cpu() for name, value in whole if distributed.rank() == 0}
+    tensors = distributed.full_tensors(lm.net, dtype)
+    state = {name: value.cpu() for name, value in tensors if distributed.rank() == 0}
     if distributed.rank() == 0:
         with writing(folder) as temporary:
             lm.net.save_pretrained(temporary, state_dict=state)

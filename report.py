@@ -107,7 +107,7 @@ def of_run(folder: Path, most: int) -> str:
     if not metrics:
         raise UserError(f"{folder} holds no metrics.jsonl: give a run's folder, such as "
                         "runs/laptop/dream.run, or a file of tries")
-    groups = [list(some) for _, some in groupby(rows, lambda row: (row["update"], row["group"]))]
+    groups = [list(group) for _, group in groupby(rows, lambda row: (row["update"], row["group"]))]
     why = Counter(":".join(row["discarded"].split(":")[:2]) for row in rows if row["discarded"])
     most_learned = max(1, *(row.get("learned", 1) for row in metrics))
     return render(folder.resolve().name, groups=groups[::-1][:most], count=len(groups), why=why.most_common(),
@@ -134,10 +134,10 @@ def render(title: str, **given) -> str:
     """The page; its policy names the template's own style by its hash."""
     source = TEMPLATE.read_text()
     style = re.findall("<style>(.*?)</style>", source, re.DOTALL)[0]
-    own = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     jinja = jinja2.Environment(autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True,
                                lstrip_blocks=True)
-    policy = f"default-src 'none'; style-src 'sha256-{own}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return jinja.from_string(source).render(title=title, policy=policy, marked=marked, **given)
 
 

@@ -161,10 +161,10 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
         learned = [[pair for i in batch for pair in plain(items[i])] for batch in step]
         # Counted over all ranks and microbatches, or the tokens of a short microbatch would weigh more.
         targets, mine = sum(len(completion) for batch in learned for _, completion in batch), 0.0
-        for index, own in distributed.assign(costs[n], ranks)[distributed.rank()]:
+        for index, share in distributed.assign(costs[n], ranks)[distributed.rank()]:
             which = [i for i in step[index] for _ in items[i]]
             logp, row = lm.token_logps(model, learned[index])  # (N,), (N,)
-            part = own * loss(logp, row, which) / targets
+            part = share * loss(logp, row, which) / targets
             (weight * part).backward()
             mine += part.item()
         # The limit has the weight too, or clipping would undo it.

@@ -162,9 +162,9 @@ REPLAY = 2  # most replayed turns for each new one (sec. 2.1; process_data.py:41
 
 def remember(buffer: dict[tuple, Rollout], tries: Sequence[Rollout]) -> None:
     """Put successes in the buffer: the last of each task. Another policy sampled them: no log-probs."""
-    for one in tries:
-        buffer[one.start.task, one.start.seed, one.start.goal] = Rollout(
-            one.start, turns=[turn._replace(logps=[]) for turn in one.turns], expert=True)
+    for start, turns in ((rollout.start, rollout.turns) for rollout in tries):
+        buffer[start.task, start.seed, start.goal] = Rollout(
+            start, turns=[turn._replace(logps=[]) for turn in turns], expert=True)
 
 
 def mean_logps(model: lm.LM, turns: Sequence[Turn], tokens: int) -> Tensor:
@@ -253,7 +253,7 @@ def generate_tasks(generator: policy.Sampler, failed: Sequence[Start], count: in
         sites[urlsplit(start.url).netloc or start.task].append(start)
     shown = [rng.sample(starts, min(EXAMPLES, len(starts))) for _, starts in sorted(sites.items())
              for _ in range(math.ceil(count * len(starts) / len(failed) / EACH))]
-    texts = ["\n".join(data.one_line(one.goal) for one in starts) + f"\nHow many: {EACH}" for starts in shown]
+    texts = ["\n".join(data.one_line(s.goal) for s in starts) + f"\nHow many: {EACH}" for starts in shown]
     for starts, text in zip(shown, ask(generator, GENERATE, texts, 1.0, seed)):
         for goal in re.findall(r"^[ \t]*TASK: *(\S.*)$", text, re.MULTILINE):
             new = replace(starts[len(found) % len(starts)], goal=data.one_line(goal.strip()))
@@ -264,7 +264,7 @@ def generate_tasks(generator: policy.Sampler, failed: Sequence[Start], count: in
 
 def feasible(generator: policy.Sampler, starts: Sequence[Start]) -> list[Start]:
     """Those that the language model says can be done. An answer without a verdict is a NO."""
-    texts = [f"PAGE:\n{data.guard(one.page)}\nTASK: {data.one_line(one.goal)}" for one in starts]
+    texts = [f"PAGE:\n{data.guard(start.page)}\nTASK: {data.one_line(start.goal)}" for start in starts]
     said = [re.findall(r"^FEASIBLE: (YES|NO)\W*$", text, re.MULTILINE)
             for text in ask(generator, FEASIBLE, texts, 0.0, 0)]
     return [start for start, verdicts in zip(starts, said) if verdicts[-1:] == ["YES"]]
@@ -276,13 +276,13 @@ def other_seeds(pages, agent, failed: Sequence[Start], config: WebRL, rng: rando
               for _ in range(config.new_tasks * config.tasks_a_phase)]
     seen = distributed.collect(lm.together(play(pages, agent, start, config, 0, 0)
                                            for start in distributed.shard_rows(starts)))
-    return [replace(one.start, url=data.root_url(one.final_page), page=one.final_page)
-            for one in seen if not one.discarded]
+    return [replace(rollout.start, url=data.root_url(rollout.final_page), page=rollout.final_page)
+            for rollout in seen if not rollout.discarded]
 
 
 def learnable(critic: lm.LM, starts: Sequence[Start], config: WebRL) -> list[Start]:
     """Those whose first page the agent can read, and the critic gives LEARNABLE's chances."""
-    prompts = [policy.turn_prompt(critic, one.goal, one.page, one.previous, one.system) for one in starts]
+    prompts = [policy.turn_prompt(critic, s.goal, s.page, s.previous, s.system) for s in starts]
     fits = [k for k, prompt in enumerate(prompts) if len(prompt) + config.max_new_tokens <= config.context]
     v = values(critic, [prompts[k] for k in fits], config.tokens).tolist()
     return [starts[k] for k, value in zip(fits, v) if LEARNABLE[0] <= value <= LEARNABLE[1]]
@@ -333,7 +333,7 @@ def phases(config: WebRL, pages=None) -> None:
         turns = [Turn(*pair, []) for pair in policy.examples(model, [t], Counter())]
         remember(buffer, [Rollout(data.start(t.task, t.seed), turns=turns)])
     for n in range(done):
-        remember(buffer, [one for one in read(files / f"phase-{n}.pt")["tries"] if outcome(one)])
+        remember(buffer, [rollout for rollout in read(files / f"phase-{n}.pt")["tries"] if outcome(rollout)])
     if first:
         rows = [row for row in report.read(files / "metrics.jsonl") if row["update"] < done]
         (files / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -354,50 +354,50 @@ def phases(config: WebRL, pages=None) -> None:
             rng, metrics, began = random.Random(f"{config.seed} {n}"), {"update": n}, time.time()
 
             # ---- 1. act: new tasks, filled up with known ones ----
-            more, file = config.tasks_a_phase - len(tasks), files / f"phase-{n}.pt"
-            tasks += [start for start, _ in dream.sample_starts(rng, known, more)]
+            file, missing = files / f"phase-{n}.pt", config.tasks_a_phase - len(tasks)
+            tasks += [start for start, _ in dream.sample_starts(rng, known, missing)]
             if not distributed.gather(first and file.exists() and read(file)["run"] == run)[0]:
                 keep(file, {"run": run, "tries": distributed.collect(lm.together(
                     attempt(models, start, config, lm.mix(config.seed, n, k), pages)
                     for k, start in distributed.shard_rows([*enumerate(tasks)])))})
             tries = read(file)["tries"]
-            new = [one for one in tries if one.turns and not one.discarded]
+            new = [rollout for rollout in tries if rollout.turns and not rollout.discarded]
             metrics |= train.of_batch(dream.Batch(tries, new, [], []))
             del metrics["groups"]
             if not new:
                 raise UserError(f"all tries of phase {n} were discarded: {metrics['discarded']}")
-            right = [outcome(one) == one.reward for one in new if one.verdict]
-            metrics["judged_success"] = round(fmean(outcome(one) for one in new), 4)
+            right = [outcome(rollout) == rollout.reward for rollout in new if rollout.verdict]
+            metrics["judged_success"] = round(fmean(outcome(rollout) for rollout in new), 4)
             metrics |= {"judge_right": round(fmean(right), 4)} if right and not generator else {}
 
             # ---- 2. replay ----
-            old = [(one, turn) for one in buffer.values() for turn in one.turns]
-            fresh = sum(len(one.turns) for one in new)
+            old = [(rollout, turn) for rollout in buffer.values() for turn in rollout.turns]
+            fresh = sum(len(rollout.turns) for rollout in new)
             scores = (-mean_logps(model, [turn for _, turn in old], config.tokens)).exp().tolist()
             again = [old[s] for s in replayed(scores, fresh, rng)]
-            both = [*new, *{id(one): one for one, _ in again}.values()]
-            turns = [turn for one in both for turn in one.turns]  # S
+            both = [*new, *{id(rollout): rollout for rollout, _ in again}.values()]
+            turns = [turn for rollout in both for turn in rollout.turns]  # S
             prompts = [turn.prompt_ids for turn in turns]
 
             # ---- 3. the critic learns the outcomes of all these; advantages ----
-            rollout = torch.tensor([b for b, one in enumerate(both) for _ in one.turns])  # (S,)
-            outcomes = torch.tensor([outcome(one) for one in both])  # (B,)
+            of = torch.tensor([b for b, rollout in enumerate(both) for _ in rollout.turns])  # (S,) of a turn
+            outcomes = torch.tensor([outcome(rollout) for rollout in both])  # (B,)
             critic = lm.load(files / f"critic-{(n - 1) % 2}" if n else config.policy, config.context,
                              model.compute, sharded=model.sharded, offload=config.offload)
-            v = values(critic, [one.turns[0].prompt_ids for one in new], config.tokens)
+            v = values(critic, [rollout.turns[0].prompt_ids for rollout in new], config.tokens)
             ends = ([float(v[b]) for b in range(len(new)) if outcomes[b] == r] for r in (0, 1))
             metrics["critic_auc"] = audit.auc(*ends)
             tokens = config.batch * 2 * sum(map(len, prompts)) / len(prompts)  # of a step
             how = SFT(out="critic", lr=config.critic_lr, tokens=math.ceil(min(config.tokens, tokens)), seed=n,
                       microbatches=max(distributed.world_size(), math.ceil(tokens / config.tokens)))
-            found = sft.fit(critic, asked(critic, prompts), how, loss=value_loss(outcomes[rollout]))
+            found = sft.fit(critic, asked(critic, prompts), how, loss=value_loss(outcomes[of]))
             metrics["critic_loss"] = 2 * found["loss"]  # a turn has two target tokens
             v = values(critic, prompts, config.tokens)  # (S,)
-            advantage = advantages(v, rollout, outcomes)  # (S,)
+            advantage = advantages(v, of, outcomes)  # (S,)
 
             # ---- 4. the tasks of the next phase ----
-            failed = [replace(one.start, url=one.steps[0].url, page=one.steps[0].page)
-                      for one in new if not outcome(one) and one.steps and config.new_tasks]
+            failed = [replace(rollout.start, url=rollout.steps[0].url, page=rollout.steps[0].page)
+                      for rollout in new if not outcome(rollout) and rollout.steps and config.new_tasks]
             count = config.new_tasks * config.tasks_a_phase
             made = (generate_tasks(generator, failed, count, lm.mix(config.seed, n)) if failed and generator
                     else other_seeds(pages, models.agent, failed, config, rng) if failed else [])
@@ -413,12 +413,12 @@ def phases(config: WebRL, pages=None) -> None:
             # ---- 5. a pass of the actor over new and replayed turns ----
             replay = {id(turn) for _, turn in again}
             learned = [s for s, turn in enumerate(turns) if s < fresh or id(turn) in replay]
-            units = [Rollout(both[rollout[s]].start, turns=[turns[s]]) for s in learned]
+            units = [Rollout(both[of[s]].start, turns=[turns[s]]) for s in learned]
             steps = Train(minibatches=max(2, math.ceil(len(units) / config.batch)), tokens=config.tokens,
                           temperature=config.temperature, clip_norm=config.clip_norm)
             loss = functools.partial(actor_loss, beta=config.beta)
             metrics |= train.update(model, optimizer, units, advantage[learned], steps, rng, loss)
-            remember(buffer, [one for one in new if outcome(one)])
+            remember(buffer, [rollout for rollout in new if outcome(rollout)])
             metrics |= {"new_turns": fresh, "replayed_turns": len(units) - fresh, "buffer": len(buffer),
                         "seconds_phase": round(time.time() - began, 1)}
             train.write(log, metrics, bar)

@@ -104,7 +104,7 @@ class Explorer:
     async def generate(self, prompt: list[dict], *_) -> lm.Sample:
         page, _, goal, _ = data.parse_prompt(prompt[-1]["content"])
         goal = plain(goal)
-        options = [one for one in suggested(goal, elements(page)) if (page, one[1]) not in self.tried]
+        options = [pair for pair in suggested(goal, elements(page)) if (page, pair[1]) not in self.tried]
         action = anything(goal, elements(page), self.rng)
         if options and self.rng.random() >= self.eps:
             action = self.rng.choices([action for _, action in options], [weight for weight, _ in options])[0]

@@ -41,8 +41,8 @@ def page_of(item: str, count: int) -> str:
 def answer(page: str, action: Action) -> tuple[str, bool]:
     """What the shop does: (the next page, whether it is over)."""
     [(item, count)] = re.findall(r"spinbutton '(\w+)' value='(\d+)'", page)
-    more = {"click [2]": 1, "click [3]": -1}.get(str(action), 0)
-    return page_of(item, max(0, int(count) + more)), action.name == "stop" or str(action) == "click [4]"
+    change = {"click [2]": 1, "click [3]": -1}.get(str(action), 0)
+    return page_of(item, max(0, int(count) + change)), action.name == "stop" or str(action) == "click [4]"
 
 
 def paid(goal: str, last: str, page: str) -> bool:

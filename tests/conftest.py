@@ -146,7 +146,7 @@ def act(text: str) -> str:
 def serving():
     """helpers.servers.model(answer, pause), until the end of the test."""
     with contextlib.ExitStack() as there:
-        yield lambda *what, **more: there.enter_context(servers.model(*what, **more))
+        yield lambda *what, **how: there.enter_context(servers.model(*what, **how))
 
 
 # ---- a web that counts -------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ def taught(tokenizer, tmp_path_factory):
     chats = []
     for n in range(3):
         page, url, past = counting_page(n), f"http://count/{n}", (PRESSED_MORE,) * n
-        more = f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
-        for button, change in (("click [1]", more), ("click [2]", "no change\nover: yes")):
+        counted = f"name /0 'Count {n + 1}'\nset /0 url='http://count/{n + 1}'\nover: no"
+        for button, change in (("click [1]", counted), ("click [2]", "no change\nover: yes")):
             asked = world_model.messages(page, url, "".join(past[-1:]), parse_action(button))
             chats.append((policy.messages(GOAL, url, page, past), f"```{button}```"))
             chats.append((asked, f"so.\n{change}"))
@@ -281,7 +281,7 @@ def taught(tokenizer, tmp_path_factory):
 def check_env(env, start, harmless: str) -> None:
     """What every environment promises to policy.rollout (policy.Env), real or dreamed. `harmless` is an
     action (text) that ends nothing. Guards: an error that stays, an exception at what an agent does wrong."""
-    async def whole():
+    async def promises():
         first = await env.reset(start)
         assert type(first) is Obs and first.goal and first.page and not first.error
         assert first.url == data.root_url(first.page)
@@ -300,7 +300,7 @@ def check_env(env, start, harmless: str) -> None:
         assert await env.reset(start) == first, "a second reset is as the first"
         await step(parse_action(harmless))
 
-    run(whole())
+    run(promises())
 
 
 def check_sampler(sampler) -> None:

@@ -180,7 +180,7 @@ def test_windows_are_last_steps_of_a_success_and_their_start_leads_there():
     end never seen. A failure imitated as an expert; an expert with a hole, whose second page does not follow
     from its first action, or behind a refusal, which a judge would read."""
     t, rng = recorded(["click [1]", "hover [1]"] * 4 + ["click [2]"]), random.Random(0)
-    windows = lambda t, most=9: sorted(data.expert_windows(t, 5, most, rng=rng), key=lambda one: len(one[1]))
+    windows = lambda t, most=9: sorted(data.expert_windows(t, 5, most, rng=rng), key=lambda x: len(x[1]))
     assert windows(t) == [
         (Start(t.task, t.seed, t.real_actions[:k], t.goal, step.url, step.page, step.previous), t.steps[k:])
         for k, step in reversed([*enumerate(t.steps)][4:])]

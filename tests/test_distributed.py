@@ -34,10 +34,10 @@ def test_an_update_of_two_ranks_is_that_of_one(done, how):
     """Guards NOTES 5.6, 5.10, 5.11, 9.2: a mean over ranks, a denominator or a norm of one; a repeated
     microbatch that counts; a hang where a rank has no work; embedding and head as before the last step."""
     _, alone, first, second = done
-    (one, state), (two, found) = alone["update," + how.replace("offload", "ragged")], first[f"update,{how}"]
+    (a, state), (b, found) = alone["update," + how.replace("offload", "ragged")], first[f"update,{how}"]
     assert_close(found, state, rtol=1e-4, atol=2e-6)
-    assert two == pytest.approx(one, rel=1e-4) and one["grad_norm"] > 3, "it has to clip"
-    assert two == second[f"update,{how}"][0]
+    assert b == pytest.approx(a, rel=1e-4) and a["grad_norm"] > 3, "it has to clip"
+    assert b == second[f"update,{how}"][0]
 
 
 def test_fine_tuning_on_two_ranks_is_that_on_one_and_goes_on_from_a_checkpoint_of_the_other(done):
@@ -46,8 +46,8 @@ def test_fine_tuning_on_two_ranks_is_that_on_one_and_goes_on_from_a_checkpoint_o
     folder, alone, both, other = done
     for job in ("tokenise,policy", "tokenise,world_model"):
         assert both[job] == other[job] == alone[job] and len(alone[job][0]) > 1
-    (one, passes, state), (two, half, _) = alone["fit,of-1"], both["fit,of-2"]
-    assert two == pytest.approx(one, rel=1e-4) and (passes, half) == (6 * 3, 6 * 2)
+    (a, passes, state), (b, half, _) = alone["fit,of-1"], both["fit,of-2"]
+    assert b == pytest.approx(a, rel=1e-4) and (passes, half) == (6 * 3, 6 * 2)
     on_two, on_one = both["fit,of-1"], ranks.fit(folder, "of-2")
     assert (on_two[1], on_one[1]) == (2 * 2, 2 * 3), "it goes on from step 4"
     for found in (both["fit,of-2"], on_two, on_one):
@@ -83,11 +83,11 @@ def test_every_microbatch_is_dealt_once_in_rounds_that_no_other_order_makes_shor
 
 # ---- folders -----------------------------------------------------------------------------------------------
 
-def small(kind: str = "llama", **more):
+def small(kind: str = "llama", **changes):
     torch.manual_seed(0)
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2,
              "intermediate_size": 8, "pad_token_id": 0, "num_hidden_layers": 2}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | changes))
 
 
 def filled(folder):
@@ -98,16 +98,16 @@ def filled(folder):
     return model
 
 
-@pytest.mark.parametrize("kind, more", [
+@pytest.mark.parametrize("kind, changes", [
     ("olmo3", {"sliding_window": 4}), ("gemma3_text", {"head_dim": 4}),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "tie_word_embeddings": True})])
-def test_weights_and_buffers_are_those_of_transformers_own_loading(tmp_path, kind, more):
+def test_weights_and_buffers_are_those_of_transformers_own_loading(tmp_path, kind, changes):
     """Guards: OLMo-3's `sliding_attention_inv_freq` and Gemma-3's `embed_scale`, garbage after the meta
     device; a tied head that is two tensors; bf16 that stays bf16."""
-    small(kind, **more).to(torch.bfloat16).save_pretrained(tmp_path)
-    ours, whole = filled(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    small(kind, **changes).to(torch.bfloat16).save_pretrained(tmp_path)
+    ours, theirs = filled(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for listed in ("named_parameters", "named_buffers"):
-        assert_close(dict(getattr(ours, listed)()), dict(getattr(whole, listed)()), **EXACT)
+        assert_close(dict(getattr(ours, listed)()), dict(getattr(theirs, listed)()), **EXACT)
 
 
 @pytest.mark.parametrize("says, harm", [

@@ -29,11 +29,11 @@ def env_of(sampler):
 
 def do(env, begin, *texts):
     """What each action gives, from the first page of `begin` on."""
-    async def whole():
+    async def imagined():
         await env.reset(begin)
         return [await env.step(parse_action(text)) for text in texts]
 
-    return run(whole())
+    return run(imagined())
 
 
 def expert(n: int = 0, task: str = "count") -> dream.Expert:
@@ -123,34 +123,34 @@ def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itse
     try, which samples what failed. a: two of four succeed, and one does nothing; b: two succeed, two are
     spoiled on page 7; c: steps run out, or experts. On real pages d: page 4 pays; e: page 41 hangs."""
     spoiled = lambda prompt: "nonsense" if count(prompt) == 7 else counted(prompt)
-    stop, done, more = act("stop [x]"), act("click [2]"), act("click [1]")
-    says = {0: [done, stop, done, "?"], 6: [done, done, more, more], 2: [more, stop, more, more]}
-    agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else more
+    stop, done, on = act("stop [x]"), act("click [2]"), act("click [1]")
+    says = {0: [done, stop, done, "?"], 6: [done, done, on, on], 2: [on, stop, on, on]}
+    agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else on
     judged = lambda prompt: f"so.\nCOMPLETED: {'NO' if 'stop [x]' in prompt else 'YES'}"
     rows = [(start(0, "a"), None), (start(6, "b"), None), (start(30, "c"), expert(30, "c")),
             (start(2, "d"), None), (start(40, "e"), None)]
     sampler, pages = scripted(script(spoiled, judged, agent)), CountingPages(end=4, cut=41)
     config = replace(CONFIG, horizon=2, expert_fraction=0.5)
     made = dream.batch(who(sampler), rows, config, (11, 5), pages, [False] * 3 + [True] * 2)
-    assert "".join(one.start.task for one in made.rollouts) == "aaaabbbbccccddddeeee"
+    assert "".join(rollout.start.task for rollout in made.rollouts) == "aaaabbbbccccddddeeee"
     assert len(set(sampler.seeds)) == len(sampler.seeds) > 30
-    experts = sum(one.expert for one in made.rollouts)
-    own = sum(not one.expert for one in made.rollouts[8:12])  # of group c
-    assert experts + own == 4 and 0 < own < 4
-    assert [one.reward for one in made.rollouts[:8]] == [1, 0, 1, 0, 1, 1, 0, 0]
-    assert [one.reward for one in made.rollouts[12:]] == [1, 0, 1, 1, 0, 0, 0, 0]
+    experts = sum(rollout.expert for rollout in made.rollouts)
+    dreams = sum(not rollout.expert for rollout in made.rollouts[8:12])  # of group c
+    assert experts + dreams == 4 and 0 < dreams < 4
+    assert [rollout.reward for rollout in made.rollouts[:8]] == [1, 0, 1, 0, 1, 1, 0, 0]
+    assert [rollout.reward for rollout in made.rollouts[12:]] == [1, 0, 1, 1, 0, 0, 0, 0]
     assert [made.rollouts[k] for k in (*range(4), *range(8, 16))] == made.learned
     assert made.groups == [0] * 4 + [2] * 4 + [3] * 4
     dreamed = {count(prompt) for prompt in asked(sampler, "world") + asked(sampler, "judge")}
-    assert dreamed == {0, 6, 7, 30, 31} and not any(one.verdict for one in made.rollouts[12:])
+    assert dreamed == {0, 6, 7, 30, 31} and not any(rollout.verdict for rollout in made.rollouts[12:])
     assert (metrics := train.of_batch(made)) == {
         "groups": [("a", True), ("b", False), ("c", True), ("d", True), ("e", False)], "learned": 12,
-        "experts": experts, "dreams": 8 + own, "real_rollouts": 8,
+        "experts": experts, "dreams": 8 + dreams, "real_rollouts": 8,
         "real_steps": sum(len(env.taken) for env in pages.envs),
         "discarded": {"world model: unreadable": 2, "browser: failed": 4},
-        "dream_success": round(4 / (6 + own), 4), "real_train_success": 0.75,
-        "no_action": round(1 / (10 + own), 4), "truncated": round(own / (10 + own), 4),
-        "turns": round((6 + 2 * own + 7) / (10 + own), 4), "entropy": 1.0,
+        "dream_success": round(4 / (6 + dreams), 4), "real_train_success": 0.75,
+        "no_action": round(1 / (10 + dreams), 4), "truncated": round(dreams / (10 + dreams), 4),
+        "turns": round((6 + 2 * dreams + 7) / (10 + dreams), 4), "entropy": 1.0,
         "turn_tokens": metrics["turn_tokens"]}
 
 
@@ -162,12 +162,12 @@ def test_starts_are_windows_of_successes_within_the_horizon_or_first_pages(tmp_p
     config = replace(CONFIG, recorded=str(file), horizon=3)
     found = dream.starts(config)
     assert len(found) == 10 and {len(shown.steps) for _, shown in found} == {1, 2, 3}
-    assert all(where.page == shown.steps[0].page and shown.final_page == counting_page(7)
-               for where, shown in found)
-    for more in ({"first_pages": True}, {"not_dreamed": ("count",)}, {"context": 20}):
+    assert all(begin.page == shown.steps[0].page and shown.final_page == counting_page(7)
+               for begin, shown in found)
+    for changes in ({"first_pages": True}, {"not_dreamed": ("count",)}, {"context": 20}):
         with pytest.raises(UserError, match="nowhere to begin"):
-            dream.starts(replace(config, **more))
+            dream.starts(replace(config, **changes))
     record(file, [*long, recorded(["click [2]"], 9, reward=0), recorded(["click [2]"], 10)])
     found = dream.starts(replace(config, first_pages=True))
-    assert {where.page for where, _ in found} == {counting_page(0)}
+    assert {begin.page for begin, _ in found} == {counting_page(0)}
     assert [shown and len(shown.steps) for _, shown in found] == [None] * 6 + [1]

@@ -71,7 +71,7 @@ def miniwob():
 
 
 @pytest.fixture(scope="module")
-def own():
+def ours():
     """helpers/own.py: the pages below, by their names."""
     with pytest.MonkeyPatch.context() as patch, made(Benchmark(sites=json.dumps(PAGES))) as env:
         patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
@@ -175,50 +175,50 @@ ACTIONS = [  # page, actions, what it shows then, why the last was refused
 
 
 @pytest.mark.parametrize("page, actions, shows, refused", ACTIONS)
-def test_an_action_does_what_a_person_can_do_or_says_why_not(own, page, actions, shows, refused):
+def test_an_action_does_what_a_person_can_do_or_says_why_not(ours, page, actions, shows, refused):
     """Guards: events by script, which sites that look at isTrusted ignore; a click at the centre of an open
     folder, or through a cover; a page that waits for a person; text behind what was there, past maxlength, or
     taken for code; dates that become others without a word; options that no person could choose."""
-    *seen, last, after = play(own, start(page), *actions, "scroll [up]")[0]
+    *seen, last, after = play(ours, start(page), *actions, "scroll [up]")[0]
     assert shows in last.page and refused in last.error and {obs.error for obs in (*seen, after)} == {""}
     assert last.page == seen[-1].page if refused else last.error == ""
 
 
-def test_what_can_be_clicked_has_a_line_and_keeps_its_id_and_no_page_forges_one(own):
+def test_what_can_be_clicked_has_a_line_and_keeps_its_id_and_no_page_forges_one(ours):
     """Guards: controls without a role that nobody can name; an id that a tooltip takes away; an attribute
     `bid`, which makes BrowserGym raise, or makes a line of the page's own."""
-    (before, after, _), reward, _ = play(own, start("tip", 1), "hover 'Pay'", "click 'Pay'")
+    (before, after, _), reward, _ = play(ours, start("tip", 1), "hover 'Pay'", "click 'Pay'")
     assert reward == 1.0 and "generic, clickable, visible" in after.page and "\n[8" not in after.page
     assert on(before.page, "click 'Pay'") == on(after.page, "click 'Pay'")
-    assert before.page.count("] ") == len({*bids(before.page)}) and "clickable" not in first(own, "tip", 0)
+    assert before.page.count("] ") == len({*bids(before.page)}) and "clickable" not in first(ours, "tip", 0)
 
 
-def test_time_passes_with_the_actions_alone(own):
+def test_time_passes_with_the_actions_alone(ours):
     """Guards: a page that depends on how busy the machine is."""
-    page = first(own, "timers")
+    page = first(ours, "timers")
     time.sleep(0.7)
-    obs, *_ = run(own.step(parse_action("scroll [up]")))
+    obs, *_ = run(ours.step(parse_action("scroll [up]")))
     assert page.startswith("RootWebArea '5'") and obs.page.startswith("RootWebArea '10'")
 
 
 # ---- failures ----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("victim", ["", "--user-data-dir", "run-driver"])
-def test_what_hangs_or_dies_is_no_failure_of_the_agent_and_ends_alone(own, miniwob, monkeypatch, victim):
+def test_what_hangs_or_dies_is_no_failure_of_the_agent_and_ends_alone(ours, miniwob, monkeypatch, victim):
     """Guards: reward 0, or an error that ends the run, where a page hangs, or Chromium or its driver is
     killed; a browser that stands still for all; processes that stay behind."""
-    page, ended = first(own, "hang"), []
-    left = psutil.Process(own.process.pid).children(recursive=True)
+    page, ended = first(ours, "hang"), []
+    left = psutil.Process(ours.process.pid).children(recursive=True)
     first(miniwob, "click-test")
-    monkeypatch.setattr(own, "seconds", 3.0)
+    monkeypatch.setattr(ours, "seconds", 3.0)
     if victim:
-        mains = (one for one in left if "--type=" not in str(one.cmdline()))
-        next(one for one in mains if victim in str(one.cmdline())).kill()
+        mains = (process for process in left if "--type=" not in str(process.cmdline()))
+        next(process for process in mains if victim in str(process.cmdline())).kill()
 
     async def failing():
         with pytest.raises(Invalid, match="browser: failed: click"):
-            await own.step(on(page, "click 'Hang'"))
-        ended.append(own)
+            await ours.step(on(page, "click 'Hang'"))
+        ended.append(ours)
 
     async def going_on():
         await miniwob.reset(start("click-test", 1))
@@ -227,7 +227,7 @@ def test_what_hangs_or_dies_is_no_failure_of_the_agent_and_ends_alone(own, miniw
     lm.together([failing(), going_on()])
     assert (victim or ended[0] is miniwob) and len(left) > 4 and not psutil.wait_procs(left, 20)[1]
     monkeypatch.undo()
-    assert play(own, start("hang"), "click 'Win'")[1] == 1.0
+    assert play(ours, start("hang"), "click 'Win'")[1] == 1.0
 
 
 def test_without_a_chromium_the_run_ends_and_says_what_to_install(monkeypatch):
@@ -270,13 +270,13 @@ def site():
         yield server
 
 
-def live(tmp_path, site, pages, benchmark="openended", **more):
+def live(tmp_path, site, pages, benchmark="openended", **how):
     """The Benchmark of a site's pages, each a task."""
     site.pages.update(pages)
     rows = [dict.fromkeys(("goal", "ques"), "Do it.") | dict.fromkeys(("url", "web"), site.url + path)
             | {"id": path} for path in pages]
     (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return Benchmark(benchmark, task_file=str(tmp_path / "tasks.jsonl"), **more)
+    return Benchmark(benchmark, task_file=str(tmp_path / "tasks.jsonl"), **how)
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -492,10 +492,10 @@ def test_no_task_of_a_benchmark_is_both_learned_from_and_evaluated():
     """Guards: what is recorded to learn from among what train.py or evaluate.py evaluates on."""
     infinity = Benchmark("infinity", sites=str(HERE / "sites"))
     with envs.Envs(infinity, 1) as pages, envs.Envs(Benchmark(), 1) as miniwob:
-        sides = [{one.task for one in pages.starts((), "0:9", side=side)}
+        sides = [{begin.task for begin in pages.starts((), "0:9", side=side)}
                  for side in (data.TRAINING, data.HELD_OUT)]
         assert not sides[0] & sides[1] and sides[0] | sides[1] == {*pages.tasks} and all(sides)
-        assert {one.task for one in pages.dev_starts("1000000:9", ())} == sides[1]
+        assert {begin.task for begin in pages.dev_starts("1000000:9", ())} == sides[1]
         known = [(start("click-test"), None), (start("order"), None)]
         assert miniwob.dev_starts("1000000:2", known) == [start("click-test", 10**6 + k) for k in range(2)]
         with pytest.raises(UserError, match="hand in your env"):

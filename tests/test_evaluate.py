@@ -53,13 +53,13 @@ def test_a_killed_evaluation_goes_on_with_its_own_agent(scripted, tmp_path, monk
     monkeypatch.setattr(evaluate, "frozen", lambda *_: sampler)
     words = ("--checkpoint", agent, "--tasks", "enter-text", "login-user", "--seeds", "1000000:3",
              "--temperature", 1, "--out", file := tmp_path / "deep/tries", "--horizon")
-    said, whole, turns = command(*words, 3), file.read_text(), len(sampler.prompts)
+    said, written, turns = command(*words, 3), file.read_text(), len(sampler.prompts)
     assert len({str(row["actions"]) for row in read(file)}) > 3
-    for cut, again in ((whole.index("\n") + 300, turns), (-1, 4)):
+    for cut, again in ((written.index("\n") + 300, turns), (-1, 4)):
         del sampler.prompts[:]
-        file.write_text(whole[:cut])
+        file.write_text(written[:cut])
         assert command(*words, 3) == said and len(sampler.prompts) < again
-        assert sorted(file.read_text().split("\n")) == sorted(whole.split("\n"))
+        assert sorted(file.read_text().split("\n")) == sorted(written.split("\n"))
     assert "its tries were made with horizon 3, not 2" in command(*words, 2)
     weights.write_bytes(b"2")
     assert "its tries were made with weights " in command(*words, 3)
@@ -94,7 +94,7 @@ def test_the_interval_is_as_wide_as_the_tries_of_each_task_say():
     mean, low, high, n = bootstrap([results])
     half = 1.96 * sum(200 * p * (1 - p) for p in chance.values()) ** 0.5 / n
     assert mean == 0.55 and (mean - low, high - mean) == pytest.approx((half, half), rel=0.1)
-    assert bootstrap([dict(sorted(results.items(), key=lambda one: one[0][1]))]) == (mean, low, high, 400)
+    assert bootstrap([dict(sorted(results.items(), key=lambda item: item[0][1]))]) == (mean, low, high, 400)
     assert bootstrap([dict.fromkeys(results, 0.0), dict.fromkeys(results, 1.0)]) == (0.5, 0.0, 1.0, 800)
 
 
@@ -109,10 +109,10 @@ def test_the_table_compares_the_tries_that_both_files_hold(tmp_path):
     """Guards: a difference of other tries, or of the wrong sign; failed tries in a share, or no others."""
     a = of(tmp_path / "sft", ("a", 2, 0.0), ("a", 1, 0.0), ("a", 3, 1.0), ("a", 4, 0.0), ("old", 1, 1.0))
     b = of(tmp_path / "dream", ("a", 1, 1.), ("a", 2, 0.), ("a", 9, 1.), ("a", 4, None), ("new", 1, 0.))
-    head, task, new, old, whole, *_, last = table([a, b]).split("\n")
+    head, task, new, old, total, *_, last = table([a, b]).split("\n")
     assert head.split() == ["sft", "dream"] and task.split()[1::4] == ["0.250", "0.667"]
     assert task.split()[4::4] == ["n=4", "n=3"] and new.split()[1] == old.split()[-1] == "-"
-    assert whole.split()[1::4] == ["0.400", "0.500"]
+    assert total.split()[1::4] == ["0.400", "0.500"]
     assert last == "the last minus the first: +0.500 [+0.000, +1.000] on 2 common tries"
     both = table([f"{a},{b}"] * 2).split("\n")
     assert both[1].split()[4] == "n=7" and both[-1].endswith("+0.000 [+0.000, +0.000] on 9 common tries")

@@ -26,7 +26,7 @@ from config import SFT, UserError
 
 HARMONY = gpt_oss.Harmony(TOKENIZER)
 LORA = {"rank": 3, "alpha": 6}  # 3 rows on two ranks: 2 and 1
-load = lambda folder, compute=torch.float32, **more: gpt_oss.load(folder, 512, compute=compute, **LORA | more)
+load = lambda folder, compute=torch.float32, **how: gpt_oss.load(folder, 512, compute=compute, **LORA | how)
 
 
 def by_transformers(folder):
@@ -70,17 +70,17 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
 
 
 @given(hostile, hostile, st.data())
-def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(one, other, choice):
+def test_no_text_breaks_out_and_an_answer_is_read_as_it_was_written_or_refused(text, other, choice):
     """Guards: a page that says <|end|><|start|>assistant and answers for the world model, or names a token no
     list calls special; whitespace cleaned up, a rationale that closes its channel, the two parts exchanged;
     an answer that was cut off, a tool call, a second message, taken for a delta."""
-    ids, safe = HARMONY.prompt_ids(chat(one, other)), lm.disarm(TOKENIZER, other)
+    ids, safe = HARMONY.prompt_ids(chat(text, other)), lm.disarm(TOKENIZER, other)
     added = {index: token for token, index in TOKENIZER.get_added_vocab().items()}
     marks = [added[i] for i in ids if i in added]
     assert marks == ["<|start|>", "<|message|>", "<|end|>"] * 3 + ["<|start|>"]
     assert TOKENIZER.decode(ids).endswith(f"<|start|>user<|message|>{safe}<|end|><|start|>assistant")
-    ids = HARMONY.completion_ids(other, one)
-    assert read(ids) == f"{data.one_line(lm.disarm(TOKENIZER, one))}\n{safe}"
+    ids = HARMONY.completion_ids(other, text)
+    assert read(ids) == f"{data.one_line(lm.disarm(TOKENIZER, text))}\n{safe}"
     assert ids[-1] == TOKENIZER.eos_token_id and ids.count(TOKENIZER.eos_token_id) == 1
     at, extra = choice.draw(st.integers(0, len(ids) - 1)), choice.draw(st.sampled_from([*added]))
     places = [k for k, i in enumerate(ids) if i in added]
@@ -137,7 +137,7 @@ def train(model) -> tuple[dict, dict, dict]:
 def one_of_two(rank: int, base, folder):
     """What each of two ranks does: first alone, then with the other."""
     torch.set_num_threads(1)
-    whole = dict(load(base, torch.bfloat16, rank=1).net.named_parameters())
+    alone = dict(load(base, torch.bfloat16, rank=1).net.named_parameters())
     before, report, after = train(load(base))
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
                             timeout=timedelta(seconds=200))
@@ -145,7 +145,7 @@ def one_of_two(rank: int, base, folder):
     convert = mock.Mock(wraps=gpt_oss.convert_moe_packed_tensors)
     with mock.patch.object(gpt_oss, "convert_moe_packed_tensors", convert):
         for name, held in load(base, torch.bfloat16, rank=1, offload=True).net.named_parameters():
-            assert held.dtype == whole[name].dtype and torch.equal(held.full_tensor(), whole[name]), name
+            assert held.dtype == alone[name].dtype and torch.equal(held.full_tensor(), alone[name]), name
     assert [len(call.args[0]) for call in convert.call_args_list] == [3 - rank] * 4
     # float32, three steps, saved and merged
     model = load(base)

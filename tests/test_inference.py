@@ -55,10 +55,10 @@ def test_servers_keep_what_a_sampler_promises(serving):
         top = {f"token_id:{pair[0]}": margin, f"token_id:{pair[1]}": 0.0}
         return completion(logprobs={"top_logprobs": [top]})
 
-    client, own = Client([serving(answer).url], BASE), lm.Batched(model)  # whose promises test_lm has
+    client, batched = Client([serving(answer).url], BASE), lm.Batched(model)  # whose promises test_lm has
     for how in ((8, 0.7, 5), (8, 0.7, 6), (8, 0.0, 5), (2, 0.7, 5)):
-        assert run(client.generate([9, 8], *how)) == run(own.generate([9, 8], *how))
-    assert run(client.margin([9, 8], 7, 6)) == run(own.margin([9, 8], 7, 6))
+        assert run(client.generate([9, 8], *how)) == run(batched.generate([9, 8], *how))
+    assert run(client.margin([9, 8], 7, 6)) == run(batched.margin([9, 8], 7, 6))
 
 
 def test_answers_come_in_the_order_asked_past_a_server_that_ends_and_no_more_than_64_are_open(serving):
@@ -177,10 +177,10 @@ def test_ranks_share_a_server_which_ends_with_the_first_and_raise_together(tmp_p
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     torchrun("rank.py", BASE, given := serving(echo).url)
-    (one, two, count, error), other = (json.loads(Path(rank).read_text()) for rank in "01")
+    (started, named, count, error), other = (json.loads(Path(rank).read_text()) for rank in "01")
     flags, env = json.loads(Path("one.log").read_text().splitlines()[0])
-    assert other == [one, two, count, error] and two == [given] and count == 1
-    assert one == [f"http://127.0.0.1:{flags['--port']}/v1"]
+    assert other == [started, named, count, error] and named == [given] and count == 1
+    assert started == [f"http://127.0.0.1:{flags['--port']}/v1"]
     assert "the end of bad.log" in error and "no such model" in error
     assert (flags["--model"], flags["--max_model_len"]) == (str(BASE), "512")
     assert (flags["--generation_config"], flags["--logprobs_mode"]) == ("vllm", "processed_logprobs")

@@ -67,7 +67,7 @@ def test_a_reward_model_learns_outcomes_and_other_goals_and_is_read_where_it_lea
     place = next(k for k, (a, b) in enumerate(zip(yes, no)) if a != b)  # of the word
     for t, group in zip([t for t in played if t.terminated], groups, strict=True):
         others = {"Once.", "Never.", "Up."} - {t.goal} if t.reward and t.task == "count" else ()
-        prompts = {goal: model.template.prompt_ids(judge.messages(goal, *judge.ending(t), whole=False))
+        prompts = {goal: model.template.prompt_ids(judge.messages(goal, *judge.ending(t), reasons=False))
                    for goal in (t.goal, *others)}
         wanted = [(t.goal, yes if t.reward else no)] * max(1, len(others)) + [(goal, no) for goal in others]
         assert sorted(group) == sorted((prompts[goal] + word[:place], word[place : place + 1])
@@ -78,4 +78,4 @@ def test_a_reward_model_learns_outcomes_and_other_goals_and_is_read_where_it_lea
         assert (found.success, found.text) == (found.margin > 0, "")
     assert groups == judge.examples(model, played, Counter()), "the same each time"
     model.context = 60
-    assert judge.examples(model, played, few := Counter()) == [] and few["dropped: too long"] == 14
+    assert judge.examples(model, played, counts := Counter()) == [] and counts["dropped: too long"] == 14

@@ -28,8 +28,8 @@ def sampled(model, prompts, most, temperature, seed) -> list[lm.Sample]:
 
 # Sequences that begin alike.
 begins = st.sampled_from([[], [5, 6, 7], [5, 6, 7, 8, 9, 5], [6] * 9])
-some = st.lists(st.integers(5, 8), min_size=1)
-branches = st.lists(st.tuples(begins, some, some), min_size=1, max_size=8)
+tokens = st.lists(st.integers(5, 8), min_size=1)
+branches = st.lists(st.tuples(begins, tokens, tokens), min_size=1, max_size=8)
 
 
 @given(branches, st.sampled_from([1.0, 0.7]), st.sampled_from([1, 4, 99]))
@@ -194,9 +194,9 @@ def test_no_text_can_end_its_turn_or_begin_another(tokenizer, text, answer):
 
 def test_text_without_special_tokens_is_not_touched(tokenizer):
     """Guards: pages that are changed. Gemma adds white space to its vocabulary, others single characters."""
-    text, more = "RootWebArea '<b>|end| <|x|>'\n\t[1] link 'a  < b'\n\n", copy.deepcopy(tokenizer)
-    more.add_tokens(["\n\n", "  ", "\t", "R", "<|x|>"])
-    assert (lm.disarm(tokenizer, text), lm.disarm(more, text)) == (text, text.replace("<|x|>", "< |x|>"))
+    text, marked = "RootWebArea '<b>|end| <|x|>'\n\t[1] link 'a  < b'\n\n", copy.deepcopy(tokenizer)
+    marked.add_tokens(["\n\n", "  ", "\t", "R", "<|x|>"])
+    assert (lm.disarm(tokenizer, text), lm.disarm(marked, text)) == (text, text.replace("<|x|>", "< |x|>"))
 
 
 def test_a_chat_has_the_system_prompt_of_the_models_training_and_one_date_every_day(tokenizer, tmp_path):
@@ -219,16 +219,16 @@ def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_
     folder, newer = tmp_path / "m", copy.deepcopy(model)
     newer.net.model.embed_tokens.weight.data += 1
 
-    def holds(at, one):
-        written = {key: x.bfloat16().float() for key, x in one.net.state_dict().items()}
+    def holds(at, saved):
+        written = {key: x.bfloat16().float() for key, x in saved.net.state_dict().items()}
         assert_close(dict(lm.load(at).net.state_dict()), written, rtol=0, atol=0)
 
     lm.save(model, folder)
-    for place, name, call, at, one in ((PreTrainedTokenizerBase, "save_pretrained", 1, folder, model),
+    for place, name, call, at, saved in ((PreTrainedTokenizerBase, "save_pretrained", 1, folder, model),
                                        (Path, "rename", 2, tmp_path / "m.replaced", model),
                                        (shutil, "rmtree", 3, folder, newer)):
         shot(lambda: lm.save(newer, folder), place, name, call)
-        holds(at, one)
+        holds(at, saved)
     with full_disk(9000), pytest.raises(UserError, match=f"^{folder} cannot be written .*Make room"):
         lm.save(model, folder)
     holds(folder, newer)
@@ -236,18 +236,18 @@ def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_
     holds(folder, model)
 
 
-@pytest.mark.parametrize("kind, more, says", [
+@pytest.mark.parametrize("kind, changes, says", [
     ("gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, "soft caps, sinks or a sliding window"),
     ("granite", {"logits_scaling": 8.0}, "off those of its own forward"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "this rope"),
     ("gpt2", {}, "these parts"), ("llama", {}, "'<end_of_turn>'.*; write the first as eos_token into")])
 def test_a_model_that_is_not_computed_as_its_own_or_never_ends_a_turn_is_refused(
-        tokenizer, tmp_path, kind, more, says):
+        tokenizer, tmp_path, kind, changes, says):
     """Guards: hours of learning by log-probs of another model: the head's soft cap or scale left out. Gemma's
     and Phi's folders as they are published, whose every answer runs to its limit."""
     sizes = {"vocab_size": 600, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
              "num_key_value_heads": 2, "intermediate_size": 160, "initializer_range": 0.15, "pad_token_id": 0}
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | more)).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | changes)).save_pretrained(tmp_path)
     words = copy.deepcopy(tokenizer)
     if "turn" in says:
         words.chat_template = "{% for m in messages %}{{ m['content'] }}<end_of_turn>\n{% endfor %}"

@@ -93,8 +93,8 @@ def test_killed_at_any_moment_the_same_command_leaves_what_a_run_leaves_that_nob
     with mock.patch.object(sft, "cosine", side_effect=sft.cosine) as cosine:
         assert command() == report
     assert [call.args for call in cosine.call_args_list] == [(4, 6), (5, 6)], "it goes on from step 4"
-    one, other = (load_file(folder / "model.safetensors") for folder in (out, straight))
-    assert all(torch.equal(one[name], other[name]) for name in other)
+    resumed, other = (load_file(folder / "model.safetensors") for folder in (out, straight))
+    assert all(torch.equal(resumed[name], other[name]) for name in other)
     assert json.loads((out / "training.json").read_text()) | {"loss": 0} == report
     assert not Path(f"{config.out}.sft").exists()
 

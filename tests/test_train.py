@@ -69,10 +69,10 @@ def test_a_step_is_autograd_of_gspo_loss_on_the_whole_minibatch(model, tokens, m
         for got, want in zip(gradient, torch.autograd.grad(loss, list(model.net.parameters()))):
             assert (got - want).abs().max() < 3e-6 * max(1.0, float(want.abs().max()))
         pulls = gspo.gspo_coefficients(*given)[0].split([len(turn.completion_ids) for _, turn in turns])
-        whole = [str(tuple(turn[:2])) for _, turn in turns]
-        wanted = [pair for pair, pull in zip(whole, pulls) if pull.any()]
+        every = [str(tuple(turn[:2])) for _, turn in turns]
+        wanted = [pair for pair, pull in zip(every, pulls) if pull.any()]
         assert sorted(pair for at, pair in learned if at == k) == sorted(wanted)
-        skipped.append(len(whole) - len(wanted))
+        skipped.append(len(every) - len(wanted))
     assert skipped == [0, 1, 6], "another example: it has to clip"
 
 
@@ -96,8 +96,8 @@ def test_a_sampler_that_is_too_far_off_ends_the_run_before_anything_is_learned(m
     rollouts, optimizer = rollouts_of(random.Random(26), 9), torch.optim.SGD(model.net.parameters(), 0.1)
 
     def learn(off):
-        for one in rollouts[3:]:  # the first three nobody sampled
-            one.turns = [turn._replace(logps=(naive_logps(model, turn) + off).tolist()) for turn in one.turns]
+        for row in rollouts[3:]:  # the first three nobody sampled
+            row.turns = [turn._replace(logps=(naive_logps(model, turn) + off).tolist()) for turn in row.turns]
         return train.update(model, optimizer, rollouts, ADVANTAGES, STEPS, random.Random(0))
 
     for off in (-0.11, math.nan):

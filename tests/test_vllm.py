@@ -96,8 +96,8 @@ def samples(sampler, prompts, most: int, temperature: float) -> list[lm.Sample]:
 
 def gap(model: lm.LM, prompts, found, temperature: float) -> float:
     """The most by which a sampled token's log-prob is not as the model scores it."""
-    scored = score(model, [(prompt, sample.ids) for prompt, sample in zip(prompts, found)], temperature)
-    return max(float((torch.tensor(one.logps) - logps).abs().max()) for one, logps in zip(found, scored))
+    scored = score(model, [(prompt, said.ids) for prompt, said in zip(prompts, found)], temperature)
+    return max(float((torch.tensor(said.logps) - logps).abs().max()) for said, logps in zip(found, scored))
 
 
 def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts):
@@ -108,13 +108,13 @@ def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts)
     assert sum(map(len, prompts * 4)) > 4096
     for temperature in (1.0, 0.7):
         found = samples(sampler, prompts * 4, 60, temperature)
-        assert {one.truncated for one in found} == {True, False} and len({*map(str, found)}) == 40
+        assert {sample.truncated for sample in found} == {True, False} and len({*map(str, found)}) == 40
         assert gap(model, prompts * 4, found, temperature) < 1e-4
-    ours, theirs = (samples(one, prompts, 12, 0.0) for one in (lm.Batched(model), sampler))
+    ours, theirs = (samples(it, prompts, 12, 0.0) for it in (lm.Batched(model), sampler))
     assert [(a.ids, a.text, a.truncated) for a in ours] == [(a.ids, a.text, a.truncated) for a in theirs]
     assert gap(model, prompts, theirs, 1.0) < 1e-4
     pairs = [(prompt, 10 + k, 400 + k) for k, prompt in enumerate(prompts)]
-    ours, theirs = (lm.together(one.margin(*pair) for pair in pairs) for one in (lm.Batched(model), sampler))
+    ours, theirs = (lm.together(it.margin(*pair) for pair in pairs) for it in (lm.Batched(model), sampler))
     assert theirs == pytest.approx(ours, abs=1e-4)
 
 
@@ -185,9 +185,9 @@ def test_paper_sh_is_killed_and_resumed_and_where_a_server_dies_it_goes_on_by_it
     wait_for(lambda: not naming(tmp_path), 60)  # nothing outlives a killed run
     run = begin()
     until(lambda: resumed() == 1)
-    for one in naming(f"--model {tmp_path}/world_model "):
-        if "api_server" in str(one.info):
-            one.kill()
+    for server in naming(f"--model {tmp_path}/world_model "):
+        if "api_server" in str(server.info):
+            server.kill()
     assert run.wait(3000) == 0 and resumed() == 2, log.read_text()[-4000:]
     assert "gives no answer: ConnectError" in log.read_text()
     assert "the last minus the first: " in log.read_text()

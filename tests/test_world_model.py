@@ -103,5 +103,5 @@ def test_what_is_learned_is_asked_as_in_dreams_and_written_there_it_is_what_happ
                                     data.one_line(step.error))
     longest = max(len(prompt + ids) for prompt, ids in pairs)
     for model.context, fit in ((longest, 3), (longest - 1, 2)):
-        assert len(examples(model, [shown], few := Counter(), rationale)) == fit
-        assert few["dropped: too long"] == 3 - fit
+        assert len(examples(model, [shown], counts := Counter(), rationale)) == fit
+        assert counts["dropped: too long"] == 3 - fit

@@ -31,9 +31,9 @@ def torchrun(script: str | Path, *words, restarts: int = 0) -> None:
     tests are about. torchrun, told to end, ends its ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts",
                str(restarts), "--rdzv_backend", "c10d", "--rdzv_endpoint", "127.0.0.1:0", script, *words]
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, env=os.environ | own) as ranks:
+                          text=True, env=os.environ | ours) as ranks:
         try:
             said, _ = ranks.communicate(timeout=300)
         except subprocess.TimeoutExpired:
@@ -55,8 +55,8 @@ def full_disk(size: int):
 
 def naming(text: object) -> list[psutil.Process]:
     """The processes that live and whose command line has this text."""
-    return [one for one in psutil.process_iter(["cmdline"])
-            if str(text) in " ".join(one.info["cmdline"] or ())]
+    return [process for process in psutil.process_iter(["cmdline"])
+            if str(text) in " ".join(process.info["cmdline"] or ())]
 
 
 def wait_for(true, seconds: float) -> None:
