@@ -4,8 +4,9 @@
     python train.py laptop --updates 20       Train
     torchrun --nproc_per_node 8 train.py      without a word it is `paper`: eight H100
 
-`gpu` is the same code on one GPU, `laptop` on two CPU cores. Besides sizes, these differ from the paper: the
-judge in both; starts, temperature, rate, clip and minibatches in `laptop` (NOTES 4.2, 11.6).
+`gpu` is the same code on one GPU, `laptop` on two CPU cores. Besides sizes, these differ from the paper: in
+both a reward model judges, and it and the world model learn from the agent's real episodes too; in `laptop`
+also starts, temperature, rate, clip and minibatches (NOTES 4.2, 11.6).
 """
 
 import re

@@ -437,11 +437,11 @@ def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> r
     UserError where it is not that, for training seeds (unless to `record`), and where it reaches from one
     range of SEEDS into another: some of the pages would have been learned from, or tuned on."""
     match = re.fullmatch(r"([0-9]+):0*([1-9][0-9]*)", text)
-    seeds = range(int(match[1]), int(match[1]) + int(match[2])) if match else range(1)
-    wrong = seeds[0] in SEEDS["train"] and not (match and record) or dev and seeds[0] not in SEEDS["dev"]
-    if wrong or any((seeds[0] in of) != (seeds[-1] in of) for of in SEEDS.values()):
-        raise UserError(f"seeds are START:COUNT, such as 1000000:50, inside one of {SEEDS}: dev or eval, and "
-                        f"while training dev; {text!r} is not that")
+    seeds = range(int(match[1]), int(match[1]) + int(match[2])) if match else range(0)
+    wrong = not match or seeds[0] in SEEDS["train"] and not record or dev and seeds[0] not in SEEDS["dev"]
+    if wrong or any((seeds[0] in span) != (seeds[-1] in span) for span in SEEDS.values()):
+        raise UserError(f"seeds are START:COUNT, such as 1000000:50, across no border of {SEEDS}: "
+                        f"dev or eval, and while training dev; {text!r} is not that")
     return seeds
 
 

@@ -1,4 +1,4 @@
-"""The imagined web: an environment whose pages the world model makes, and whose end the agent judges.
+"""The imagined web: an environment whose pages the world model makes, and whose end a judge rewards.
 
     o_1 from recorded data;  (h_t, a_t) ~ pi_theta;  (r, Delta) ~ p_phi;  o_t+1 = apply(o_t, Delta)
     t <= 5;  reward = the judge's verdict on stop, or where the environment ended; 0 when the steps run out
@@ -16,10 +16,10 @@ Where we differ from the paper, and why
 - A dream is discarded and counted, with its reason, where somebody could not read or imagine a page: it does
   not fit the agent, the world model or the judge; a prediction or a verdict was cut off, or cannot be read.
   Such a dream does not get reward 0, which would say nothing about the agent, and would teach it to avoid
-  long pages (NOTES 3.7). The price: it is neither rewarded nor punished, as if its reward were the mean of
-  its group, where a failed one is punished. So an agent that fails may learn to be discarded. Watch
-  `discarded`. The agent's own text is another case: cut off, or no action, it is the agent's doing, with
-  reward 0 (policy.rollout). A real page that hung or crashed is discarded by the same rule.
+  long pages (NOTES 3.7). The price: a discarded dream costs the agent nothing, and a failed one does. So an
+  agent that fails may learn to be discarded. Watch `discarded`. The agent's own text is another case: cut
+  off, or no action, it is the agent's doing, with reward 0 (policy.rollout). A real page that hung or
+  crashed is discarded by the same rule.
 - Which rollouts are an expert's is sampled first, and these are not dreamed. The paper dreams all, then
   writes over some: the same batch, for more dreams.
 - A start may have no expert: its rollouts are all dreamed. The laptop's groups start at the first pages of

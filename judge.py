@@ -1,4 +1,4 @@
-"""The agent judges itself: the reward of a dream.
+"""The reward of a dream: a model, in the paper the agent itself, judges how it ended.
 
     reward = 1 if log p("YES") > log p("NO") else 0       (self-assessment; arXiv 2601.22149, section 3)
 

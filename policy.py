@@ -47,13 +47,13 @@ class Env(Protocol):
 
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
         """(what is seen, reward, terminated, truncated). What the agent does wrong is an error in the Obs.
-        Terminated: the environment ended, or the action was `stop`. Raises Invalid for what is not the
-        agent's doing. The agent reads the URL off the page's first line (data.root_url)."""
+        Terminated: the environment ended, or the action was `stop`. Raises Invalid("who: failed: why") for
+        what is not the agent's doing. The agent reads the URL off the page's first line (data.root_url)."""
 
 
 class Invalid(Exception):
-    """Somebody could not read or imagine a page, or a browser failed, as "who: what: more". It says nothing
-    about the agent: the rollout is discarded, with this reason."""
+    """Somebody could not read or imagine a page, or a browser failed, as "who: what: more". The rollout is
+    discarded with this reason. In an evaluation only what "failed" is: other reasons count, with reward 0."""
 
 
 # ---- a rollout ---------------------------------------------------------------------------------------------

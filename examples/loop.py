@@ -52,7 +52,7 @@ def learn(model: lm.LM, models: dream.Models, starts: Sequence[dream.GroupStart]
         for part, rollouts, old_logp in zip(parts, minibatches, old_logps):
             logp, index = score(model, rollouts, config.temperature)  # (N,), (N,)
             loss, _ = gspo.gspo_loss(logp, old_logp, index, advantages[part], config.eps_low, config.eps_high)
-            loss.backward()  # Eq. 5 to 7
+            loss.backward()  # one importance ratio a rollout: Eq. 5 to 7
             torch.nn.utils.clip_grad_norm_(model.net.parameters(), config.clip_norm)
             optimizer.step()
             optimizer.zero_grad()
@@ -62,8 +62,8 @@ def score(model: lm.LM, rollouts: Sequence[Rollout], temperature: float) -> tupl
     """log pi_theta of all completion tokens of `rollouts`, and the rollout of each: (N,) and (N,)."""
     turns = [(turn.prompt_ids, turn.completion_ids) for rollout in rollouts for turn in rollout.turns]
     owners = torch.tensor([k for k, rollout in enumerate(rollouts) for _ in rollout.turns])
-    logp, turn = lm.token_logps(model, turns, temperature)  # (N,), (N,)
-    return logp.cpu(), owners[turn.cpu()]  # beside the advantages; gradients go through
+    logp, row = lm.token_logps(model, turns, temperature)  # (N,), (N,): a token's turn
+    return logp.cpu(), owners[row.cpu()]  # where the advantages are; gradients flow through .cpu()
 
 
 def main() -> None:

@@ -34,5 +34,5 @@ def test_the_paper_imports_only_from_the_files_above_it():
     assert {*rows} == {file.stem for file in ROOT.glob("*.py")}
     for k, name in enumerate(rows):
         imported = {*re.findall(r"^ *(?:from|import) (\w+)", TEXTS[ROOT / f"{name}.py"], re.M)}
-        folders = () if name in ("train", "sft", "evaluate", "audit", "report") else FOLDERS
+        folders = () if name in ("train", "evaluate", "audit") else FOLDERS
         assert not imported & {*rows[k:], *folders}, name
