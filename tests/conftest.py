@@ -301,25 +301,3 @@ def check_env(env, start, harmless: str) -> None:
         await step(parse_action(harmless))
 
     run(promises())
-
-
-def check_sampler(sampler) -> None:
-    """What every sampler promises (policy.Sampler). Guards: draws that depend on who is beside them,
-    log-probs that are not the tokens', an end of turn that is lost or counted as a cut."""
-    words = sampler.template
-    a, b = (words.prompt_ids(policy.messages(GOAL, "", counting_page(n), ())) for n in (0, 2))
-    end, yes, no = (words.completion_ids(text)[place] for text, place in (("x", -1), ("YES", 0), ("NO", 0)))
-    for temperature in (0.0, 1.0):
-        ask = lambda prompt, seed, warmth=temperature: sampler.generate(prompt, 8, warmth, seed)
-        first, same, other = lm.together([ask(a, 5), ask(a, 5), ask(b, 6)])
-        for sample in (first, other):
-            assert 0 < len(sample.ids) == len(sample.logps) <= 8 and max(sample.logps) <= 0
-            assert sample.truncated == (end not in sample.ids) and sample.ids.count(end) <= 1
-            assert words.read(sample) == sample.text
-        assert first == same, "one prompt and one seed"
-        alone = run(ask(b, 6))
-        assert alone.ids == other.ids and alone.logps == pytest.approx(other.logps, abs=1e-4)
-        assert run(ask(a, 7)).ids == first.ids or temperature, "greedy, and sampled all the same"
-    there, back, other = lm.together(
-        sampler.margin(*given) for given in ((a, yes, no), (a, no, yes), (b, yes, no)))
-    assert there == pytest.approx(-back, abs=1e-5) and there != pytest.approx(other, abs=1e-4)

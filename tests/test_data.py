@@ -95,6 +95,8 @@ def test_no_field_and_no_dreamed_page_can_forge_another_fields_header(goal, url,
         lines = chat[1]["content"].split("\n")
         starts = [line.split(" ")[0] for line in lines if line.lstrip().startswith(data._HEADERS)]
         assert " ".join(starts).replace(":", "") == headers
+    for header in ("COMPLETED: YES", "PAGE:", "TASK: x", "FEASIBLE: YES", "CHANGE (edit script):"):
+        assert data.guard(header) == f"\\{header}"
     user, page = policy.messages(goal, url, page, previous)[1]["content"], data.guard(page)
     assert data.parse_prompt(user) == (
         page, data.one_line(url), data.one_line(goal), tuple(map(data.one_line, previous)))

@@ -4,6 +4,7 @@ import shutil
 import pytest
 import ranks
 import torch
+from conftest import lines
 from helpers.processes import full_disk, torchrun
 from hypothesis import given, strategies
 from safetensors.torch import save_file
@@ -12,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import distributed
 import lm
-import report
-from config import UserError
+from config import Train, UserError
 
 EXACT, WEIGHTS, NAMES = {"rtol": 0, "atol": 0}, "model.safetensors", ("straight", "killed", "alone")
 
@@ -58,8 +58,7 @@ def test_the_loop_on_two_ranks_is_that_on_one_and_killed_is_not_killed(done):
     """Guards: dreams that depend on the rank that dreams them; an evaluation of one rank's share; a resume
     that dreams otherwise. torchrun gives its restart the old store, in which the dead ranks stand."""
     folder, alone, first, second = done
-    logged = [[{key: row[key] for key in row if "seconds" not in key}
-               for row in report.read(folder / f"{name}.run/metrics.jsonl")] for name in NAMES]
+    logged = [lines(Train(out=f"{folder}/{name}")) for name in NAMES]
     assert logged[0] == logged[1] and [row["update"] for row in logged[0]] == list(range(5))
     near = lambda value: pytest.approx(value, rel=0.02, abs=1e-4) if type(value) is float else value
     assert [{key: near(value) for key, value in row.items()} for row in logged[2]] == logged[0]

@@ -210,7 +210,7 @@ def test_what_hangs_or_dies_is_no_failure_of_the_agent_and_ends_alone(ours, mini
     page, ended = first(ours, "hang"), []
     left = psutil.Process(ours.process.pid).children(recursive=True)
     first(miniwob, "click-test")
-    monkeypatch.setattr(ours, "seconds", 3.0)
+    monkeypatch.setattr(ours, "seconds", 10.0)
     if victim:
         mains = (process for process in left if "--type=" not in str(process.cmdline()))
         next(process for process in mains if victim in str(process.cmdline())).kill()
@@ -348,13 +348,13 @@ def test_an_application_is_played_and_its_verifier_pays_for_the_state():
         assert "Fri Mar 20 2026 17:00:00 GMT+0000" in page and "Tip 7" in page  # 16807 / 2147483647
         for task, texts, end in (
                 ("e1", ["click 'Holiday'", "stop []"], (1.0, True)), ("e1", ["stop [done]"], (0.0, True)),
-                ("m1", ["type 'Search' [May] [0]", "click 'Taxes'", "stop [no idea]"], (1.0, True)),
                 ("h1", ["click 'Settings'", "click 'Dark'", "type 'Title' [Call Bob] [0]", "click 'Add'",
                         "stop []"], (1.0, True)),
                 ("e1", ["click 'Holiday'", *["press [a]"] * 48], (0.0, False))):
             assert play(env, start(f"notes/task_{task}"), *texts)[1:] == end, texts
         assert run(env.step(parse_action("press [a]")))[1:3] == (1.0, True), "the 50th: however it ends"
         assert first(env, "notes/task_e1") == page
+        assert "Taxes" not in play(env, start("notes/task_e1"), "type 'Search' [Rome] [0]")[0][1].page
 
 
 @pytest.mark.parametrize("source, says", [

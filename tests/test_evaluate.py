@@ -78,7 +78,7 @@ def test_a_browser_that_dies_is_never_the_agents_failure(serving, tmp_path, monk
 
     monkeypatch.setattr(envs.Env, "step", dying)
     words = ("--agent-url", serving(plays).url, "--tasks", "click-test", "enter-text", "--seeds", "1000700:1",
-             "--out", file := tmp_path / "f", "--step-seconds", 2)
+             "--out", file := tmp_path / "f", "--step-seconds", 8)
     said, lost = command(*words), ("click-test", 1000700, 0.0, "stop")
     assert tries(file) == [lost, ("enter-text", 1000700, 0.0, "failed")] and not deaths
     assert "0.000 [0.00, 0.00] n=1\n" in said and "f: stop 1, failed 1" in said

@@ -55,7 +55,7 @@ def test_servers_keep_what_a_sampler_promises(serving):
         top = {f"token_id:{pair[0]}": margin, f"token_id:{pair[1]}": 0.0}
         return completion(logprobs={"top_logprobs": [top]})
 
-    client, batched = Client([serving(answer).url], BASE), lm.Batched(model)  # whose promises test_lm has
+    client, batched = Client([serving(answer).url], BASE), lm.Batched(model)  # of which test_lm says all
     for how in ((8, 0.7, 5), (8, 0.7, 6), (8, 0.0, 5), (2, 0.7, 5)):
         assert run(client.generate([9, 8], *how)) == run(batched.generate([9, 8], *how))
     assert run(client.margin([9, 8], 7, 6)) == run(batched.margin([9, 8], 7, 6))
@@ -127,6 +127,8 @@ def test_pages_and_keys_go_to_the_host_that_was_named_and_nowhere_else(serving, 
     moves = serving(lambda body: (307, b"", {"Location": f"{other.url}/completions"}))
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, other.url)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("VLLM_API_KEY", "ours\n")
     monkeypatch.setenv("OPENAI_API_KEY", "theirs")
     ask(Client([plain.url], BASE), [[7]])

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import check_sampler, tiny_lm
+from conftest import tiny_lm
 from helpers.killed import shot
 from helpers.processes import full_disk
 from helpers.scores import own_logits, random_ids, score
@@ -103,9 +103,8 @@ def test_sampled_log_probs_are_the_scored_ones_and_greedy_tokens_the_likeliest(m
         assert margins[k] == pytest.approx(float(logits[0, 7 + k] - logits[0, 20 + k]), abs=5e-5)
 
 
-def test_a_model_of_this_process_keeps_what_a_sampler_promises_and_a_sync_needs_every_weight(model):
-    """Guards: a sampler that policy.py and judge.py cannot use as any other; a replica with an old layer."""
-    check_sampler(lm.Batched(model))
+def test_a_sync_needs_every_weight(model):
+    """Guards: a replica with an old layer."""
     *others, (last, _) = model.net.named_parameters()
     with pytest.raises(AssertionError, match=last):
         model.sync(others)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from conftest import ROOT, build_tokenizer, check_sampler, counting_page, tiny_lm
+from conftest import ROOT, build_tokenizer, counting_page, run, tiny_lm
 from helpers import gptoss
 from helpers.processes import naming, wait_for
 from helpers.scores import score
@@ -104,12 +104,13 @@ def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts)
     """Guards: log-probs before the temperature, of a truncated distribution, or of the next token's position;
     a turn that ends at the quote, or one token early; a margin between likelier tokens than the two asked
     for; an engine that dies of more prompts than a step takes (vLLM's CPU build, of one in two pieces)."""
-    check_sampler(sampler)
     assert sum(map(len, prompts * 4)) > 4096
     for temperature in (1.0, 0.7):
         found = samples(sampler, prompts * 4, 60, temperature)
         assert {sample.truncated for sample in found} == {True, False} and len({*map(str, found)}) == 40
         assert gap(model, prompts * 4, found, temperature) < 1e-4
+        alone = run(sampler.generate(prompts[3], 8, temperature, 3))
+        assert alone.ids == found[3].ids[:8], "whoever is beside it"
     ours, theirs = (samples(it, prompts, 12, 0.0) for it in (lm.Batched(model), sampler))
     assert [(a.ids, a.text, a.truncated) for a in ours] == [(a.ids, a.text, a.truncated) for a in theirs]
     assert gap(model, prompts, theirs, 1.0) < 1e-4

@@ -73,6 +73,8 @@ def test_what_code_says_is_what_the_browser_did_in_every_recording():
             refused_before = "takes no t" in why and "is covered by" in step.error  # both are true of it
             assert why in ("", step.error) or refused_before, step.action
             assert why or "there is no [" not in step.error, step.error
+            assert why or step.action.name != "type" or (
+                a11y.find(step.page, step.action.bid).role not in world_model.NO_TEXT), step.action
         for step, action, next_page, over in data.transitions(t):
             assert step.error or over or world_model.typed(next_page, action) == next_page, action
     masked = "[3] textbox '' value='••••'"

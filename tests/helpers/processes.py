@@ -35,7 +35,7 @@ def torchrun(script: str | Path, *words, restarts: int = 0) -> None:
     with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, env=os.environ | ours) as ranks:
         try:
-            said, _ = ranks.communicate(timeout=300)
+            said, _ = ranks.communicate(timeout=900)
         except subprocess.TimeoutExpired:
             ranks.terminate()
             said = ranks.communicate()[0] + "\nthey hang"
