@@ -33,7 +33,8 @@ $(R)/sft.jsonl: $(R)/sft/training.json
 	$(PY) evaluate.py --checkpoint $(R)/sft --seeds $(EVAL) $(TASKS) --out $@.part && mv $@.part $@
 $(R)/episodes.jsonl.gz: $(R)/sft.jsonl
 	@echo "==== 3 of 7: the SFT policy plays real pages, and how each episode ended is recorded. 4 minutes"
-	$(PY) -m envs.explore --checkpoint $(R)/sft --out $@ $(TASKS) --seeds $(PLAY) --horizon 6 --temperature 1
+	$(PY) -m envs.explore --checkpoint $(R)/sft --out $(R)/part.jsonl.gz $(TASKS) --seeds $(PLAY) --horizon 6 --temperature 1
+	mv $(R)/part.jsonl.gz $@
 $(R)/world_model/training.json: $(R)/episodes.jsonl.gz
 	@echo "==== 4 of 7: the world model learns how pages answer. 14 minutes"
 	$(PY) sft.py world_model laptop --recorded $(PAGES) --played $< --out $(R)/world_model $(WORLD)
@@ -42,7 +43,8 @@ $(R)/reward_model/training.json: $(R)/world_model/training.json
 	$(PY) sft.py reward_model laptop --base $(R)/sft --recorded $(PAGES) --played $(R)/episodes.jsonl.gz \
 	  --out $(R)/reward_model $(REWARD)
 $(R)/judge.json: $(R)/reward_model/training.json
-	$(PY) audit.py judge --checkpoint $(R)/sft --judge $(R)/reward_model --temperature 1 $(TASKS) --seeds $(AUDIT) --out $@
+	$(PY) audit.py judge --checkpoint $(R)/sft --judge $(R)/reward_model --temperature 1 $(TASKS) --seeds $(AUDIT) --out $@.part
+	mv $@.part $@
 $(R)/dream/config.json: $(R)/judge.json
 	@echo "==== 6 of 7: dreams. 15 minutes; read them at any time: $(R)/dream.run/report.html"
 	$(PY) train.py laptop --policy $(R)/sft --world-model $(R)/world_model --judge $(R)/reward_model \

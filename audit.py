@@ -1,4 +1,4 @@
-"""How far dreams are from reality. Each command prints a table; with --out FILE also as JSON.
+"""How far dreams are from reality. Each command prints a table; but for rank, --out FILE has it as JSON.
 
     python audit.py pages --recorded FILE           the world model on recorded transitions
     python audit.py judge --checkpoint AGENT        the judge on an agent's own episodes on real pages

@@ -263,11 +263,6 @@ def guard(page: str) -> str:
     return "\n".join("\\" + line if line.lstrip().startswith(_HEADERS) else line for line in page.split("\n"))
 
 
-def disarm(text: str) -> str:
-    """lm.disarm for a server, whose special tokens are not known: "< |end|>" for "<|end|>"."""
-    return re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
-
-
 # Greedy: below its true place no line starts with a header. NNetNav's pages may begin with a special token.
 _PROMPT = re.compile(r"OBSERVATION:\n(?:<\|begin_of_text\|>)?(.*)\nURL: ([^\n]*)\nOBJECTIVE: (.*)\n"
                      r"PREVIOUS ACTIONS:\n1: None((?:\n.*)?)", re.DOTALL)

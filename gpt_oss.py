@@ -61,11 +61,10 @@ class Harmony(lm.Template):
     """gpt-oss's channels: the rationale stands in analysis, the text in final."""
 
     def prompt_ids(self, messages: list[dict]) -> list[int]:
-        """Token ids of a chat (roles system and user) up to `<|start|>assistant`; contents are disarmed."""
+        """Token ids of a chat (roles system and user) up to `<|start|>assistant`."""
         text = f"<|start|>system<|message|>{SYSTEM}<|end|>"
-        for message in messages:
-            content = lm.disarm(self.tokenizer, message["content"])
-            text += f"<|start|>{HEADS[message['role']]}{content}<|end|>"
+        for message in self.asked(messages):
+            text += f"<|start|>{HEADS[message['role']]}{message['content']}<|end|>"
         return self.tokenizer(text + "<|start|>assistant", add_special_tokens=False).input_ids
 
     def completion_ids(self, text: str, rationale: str = "") -> list[int]:

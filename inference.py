@@ -44,7 +44,6 @@ import numpy
 import torch
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-import data
 import distributed
 import gpt_oss
 import lm
@@ -291,8 +290,9 @@ class Chat:
         self.template, self.name = self, name or self.servers.models[0]["id"]
 
     def prompt_ids(self, messages: list[dict]) -> list[dict]:
-        """The messages, without anything that looks like a special token: "<|end|>", "<s>", "</s>"."""
-        return [{**message, "content": data.disarm(message["content"])} for message in messages]
+        """The messages, without what looks like a special token: "< |end|>" for "<|end|>", "<s>", "</s>"."""
+        disarmed = lambda text: re.sub(r"<(?=[|\uff5c/a-zA-Z])", "< ", text)  # \uff5c: DeepSeek's wide bar
+        return [{**message, "content": disarmed(message["content"])} for message in messages]
 
     def read(self, sample: lm.Sample) -> str:
         return sample.text  # a server keeps thoughts apart

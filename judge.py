@@ -102,8 +102,7 @@ class Judge:
 
     def __init__(self, sampler: Sampler, max_new_tokens: int):
         self.sampler, self.max_new_tokens = sampler, max_new_tokens
-        tokenizer = getattr(sampler.template, "tokenizer", None)
-        system = tokenizer.init_kwargs.get("system_prompt") if tokenizer else ""
+        system = sampler.template.tokenizer.init_kwargs.get("system_prompt")
         if max_new_tokens and system:  # lm.Template puts it in SYSTEM's place, which asks for a verdict
             raise UserError(f"the judge was fine-tuned under its own system message ({system[:40]!r}), so it "
                             "gives no verdict: --judge-tokens 0 for a reward model, or another --judge")

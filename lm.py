@@ -197,7 +197,7 @@ class Reader:
 @dataclass
 class LM:
     """A model with what it takes to use it."""
-    net: PreTrainedModel  # its weights are float32: an update at lr 1e-6 is lost in bf16
+    net: PreTrainedModel  # what is trained is float32: an update at lr 1e-6 is lost in bf16
     tokenizer: PreTrainedTokenizerBase
     context: int  # the longest sequence that the model may see, in tokens, prompt and completion together
     compute: torch.dtype  # of matrix products
@@ -483,13 +483,17 @@ class Template:
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
 
-    def prompt_ids(self, messages: list[dict]) -> list[int]:
-        """Token ids of a chat, up to where the assistant begins; disarmed. The system message is the
-        `system_prompt` that a fine-tuned model's tokenizer keeps (sft.py), if it has one."""
+    def asked(self, messages: list[dict]) -> list[dict]:
+        """A chat as this model is asked: disarmed, and with the `system_prompt` that a fine-tuned model's
+        tokenizer keeps (sft.py) as its system message, if there is one."""
         if system := self.tokenizer.init_kwargs.get("system_prompt"):
             messages = [{"role": "system", "content": system}, *messages[1:]]
-        safe = [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
-        text = self.tokenizer.apply_chat_template(safe, add_generation_prompt=True, tokenize=False, **STYLE)
+        return [{**message, "content": disarm(self.tokenizer, message["content"])} for message in messages]
+
+    def prompt_ids(self, messages: list[dict]) -> list[int]:
+        """Token ids of a chat, up to where the assistant begins."""
+        chat = self.asked(messages)
+        text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **STYLE)
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def completion_ids(self, text: str, rationale: str = "") -> list[int]:
@@ -516,7 +520,6 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
             raise UserError(f"{folder}: its chat template ends a turn in {rest.split()[0]!r}, and the "
                             f"eos_token is {tokenizer.eos_token!r}, so no answer would end; write the first "
                             f"as eos_token into {folder}/tokenizer_config.json")
-    tokenizer("a")  # its first use turns a truncation of its file off, which is not safe in several threads
     return tokenizer
 
 

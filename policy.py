@@ -108,8 +108,8 @@ async def rollout(env: Env, agent: Sampler, start: Start, horizon: int, max_new_
             if sample.refused:
                 raise Invalid("policy: too long: the server refuses the page")
             done.turns.append(Turn(prompt, sample.ids, sample.logps))
-            try:
-                thought, action = parse_turn(sample)
+            try:  # an answer that was cut off is no action either
+                thought, action = data.parse_completion("" if sample.truncated else sample.text)
             except ActionError:
                 done.no_action = True
                 return done
@@ -123,13 +123,6 @@ async def rollout(env: Env, agent: Sampler, start: Start, horizon: int, max_new_
     except Invalid as why:
         done.discarded = str(why)
     return done
-
-
-def parse_turn(sample: lm.Sample) -> tuple[str, Action]:
-    """The (thought, action) of a turn. Raises ActionError for a text that is no action, or was cut off."""
-    if sample.truncated:
-        raise ActionError("the answer was cut off")
-    return data.parse_completion(sample.text)
 
 
 # ---- the prompt --------------------------------------------------------------------------------------------

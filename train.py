@@ -263,7 +263,7 @@ def identity(config: Train) -> dict:
     settings = {name: value for name, value in asdict(config).items() if name not in MAY_CHANGE}
     settings["compute"] = str(lm.matrix_type(config.compute))
     for name in ("policy", "world_model", "judge", "recorded"):
-        path, digest = Path(settings[name]), hashlib.sha256()
+        path, digest = Path(settings[name] or "-"), hashlib.sha256()  # "" would be the working directory
         for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
             with file.open("rb") as content:
                 content.seek(max(0, file.stat().st_size - 2**20))

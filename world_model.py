@@ -23,7 +23,7 @@ Where we differ from the paper, and why
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import a11y
@@ -96,14 +96,6 @@ class AnyWorldModel(Protocol):
         prediction. Raises policy.Invalid, "world model: what: more", where there is none."""
 
 
-def read_prediction(sampler: Sampler, page: str, sample: lm.Sample) -> Prediction:
-    """The prediction that a sample stands for. Raises ValueError for what is not target()'s form, or has a
-    delta that does not fit the page."""
-    rationale, delta, over = parse_target(sampler.template.read(sample))
-    why, _, rest = delta.partition("\n") if delta.startswith(REFUSED) else ("", "", delta)
-    return Prediction(a11y.apply(page, rest), over, rationale, rest, data.one_line(why.removeprefix(REFUSED)))
-
-
 class WorldModel:
     """A fine-tuned language model that answers actions, in at most `max_new_tokens` tokens."""
 
@@ -126,10 +118,12 @@ class WorldModel:
             if sample.truncated:
                 raise Invalid(f"world model: cut off: after {len(sample.ids)} tokens")
             try:
-                found = read_prediction(self.sampler, page, sample)
-                if found.error:
-                    return replace(found, error=f"{action}: {found.error}")  # as envs/ say it
-                return found if found.over else replace(found, page=typed(found.page, action))
+                rationale, delta, over = parse_target(self.sampler.template.read(sample))
+                why, _, rest = delta.partition("\n") if delta.startswith(REFUSED) else ("", "", delta)
+                after, why = a11y.apply(page, rest), data.one_line(why.removeprefix(REFUSED))
+                if why:  # as envs/ say it
+                    return Prediction(after, over, rationale, rest, f"{action}: {why}")
+                return Prediction(after if over else typed(after, action), over, rationale, rest)
             except ValueError as error:  # a11y.DeltaError is one
                 unreadable = error
         raise Invalid(f"world model: unreadable: {unreadable}")

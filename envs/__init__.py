@@ -20,6 +20,7 @@ import importlib
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -58,6 +59,9 @@ class Env:
     def __init__(self, on: Benchmark):
         if on.benchmark not in KINDS:
             raise UserError(f"no benchmark {on.benchmark!r}; there are {', '.join(KINDS)}")
+        for host in on.hosts:  # each becomes a rule of Chromium's
+            if not re.fullmatch(r"\*(\.[\w-]+)+|[\w-]+(\.[\w-]+)*(:\d+)?", host, re.ASCII):
+                raise UserError(f"--hosts {host!r}: give example.org, example.org:8000 or *.example.org")
         name, seconds = KINDS[on.benchmark]
         self.module = importlib.import_module(f"envs.{name}")  # here: what trains in dreams needs no browser
         self.on, self.seconds, self.process = on, on.step_seconds or seconds, None

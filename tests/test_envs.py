@@ -319,7 +319,7 @@ def test_a_task_file_names_hosts_and_nothing_else(tmp_path):
             envs.Envs(task, 1)
     for host in ("*", "*.org,EXCLUDE *", "a b", "http://a.example", "a/b", "a@b"):
         with pytest.raises(UserError, match="--hosts .* give example.org"):
-            replace(task, hosts=(host,))
+            envs.Env(replace(task, hosts=(host,)))
 
 
 def test_a_page_is_served_its_own_files_alone(tmp_path):
