@@ -185,11 +185,11 @@ class _Page:
     def __init__(self, page: str):
         self.lines = ["", *page.split("\n")]
         tabs, labels, rests = zip(*_HEADS.findall(page))
-        # The id as written, be it unique or not, and the text behind it.
+        # The id as written, be it unique or not, and the text after it.
         self.label, self.rest = [None, *(label or None for label in labels)], ["", *rests]
         self.depth, self.parent, self.ordinal = [-1, *map(len, tabs)], [0], [0]  # which child of its parent
         self.children: list[list[int]] = [[] for _ in self.lines]
-        path = [0]  # the line above, behind all its ancestors
+        path = [0]  # the line above, after all its ancestors
         for i, depth in enumerate(self.depth[1:], 1):
             while self.depth[path[-1]] >= depth:
                 path.pop()
@@ -298,7 +298,7 @@ def _note(page: _Page, ops: list) -> tuple[dict, set, dict]:
                 if line in gone:
                     raise ValueError("this line is removed or moved already")
                 if word == "del" and argument:
-                    raise ValueError(f"behind its place stands {argument[:80]!r}")
+                    raise ValueError(f"after its place stands {argument[:80]!r}")
                 gone.add(line)
             elif word != "add":
                 text = texts[line][1] if line in texts else page.texts[line]
@@ -416,7 +416,7 @@ def _ops(old: _Page, new: _Page) -> Iterator[str]:
     for parent, old_parent in enumerate(to_old):
         if old_parent is None or stays.issuperset(new.children[parent]):
             continue
-        place, k, block = old.place(old_parent), 0, ""  # k: behind the last child that stays
+        place, k, block = old.place(old_parent), 0, ""  # k: after the last child that stays
         for j in [*new.children[parent], 0]:  # 0: the end, which writes the last block
             if (was := to_old[j]) is not None and block:
                 yield f"add {place} {k}{block}"

@@ -61,7 +61,7 @@ def annotate(url: str = "http://127.0.0.1:8000/v1", recorded: str = "nnetnav-liv
     UserError for a server that does not answer.
 
     Args:
-        url: An OpenAI-compatible server; #NAME behind it names the model. OPENAI_API_KEY goes along.
+        url: An OpenAI-compatible server; #NAME after it names the model. OPENAI_API_KEY goes along.
         recorded: Recorded trajectories.
         out: One line a transition.
     """

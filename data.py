@@ -15,7 +15,7 @@ Where we differ from WebArena's parser, and why:
 - The whole text must be the action. WebArena takes a click out of "click [1] or [2]".
 - `stop [Paris] [0]` is an error. WebArena reads "Paris] [0"; a judge took that for "Paris": it was learned.
 - The text of `type` loses the spaces before it and holds no `] [`: a policy learned `type [5] [tea] [ 0] [1]`
-  in dreams (NOTES 11.5). Spaces behind it stay, as some pages count them. Empty, it clears the field.
+  in dreams (NOTES 11.5). Spaces after it stay, as some pages count them. Empty, it clears the field.
 """
 
 import contextlib
@@ -36,15 +36,15 @@ from config import UserError
 
 # ---- 1. actions --------------------------------------------------------------------------------------------
 
-ID = "[a-zA-Z]*[0-9]+"  # a BrowserGym id (bid): digits, behind one letter for each iframe around it
-_GRAMMAR = {  # name: the regular expression of what stands behind it
+ID = "[a-zA-Z]*[0-9]+"  # a BrowserGym id (bid): digits, after one letter for each iframe around it
+_GRAMMAR = {  # name: the regular expression of what stands after it
     "click": rf"\[(?P<bid>{ID})\]", "hover": rf"\[(?P<bid>{ID})\]",
     "type": rf"\[(?P<bid>{ID})\] ?\[(?P<text>(?:(?!\]\s*\[).)*?)\](?: ?\[(?P<flag>[01])\])?",
     "press": r"\[(?P<text>(?:(?!\]\s*\[).)+)\]", "goto": r"\[(?P<text>(?:(?!\]\s*\[).)+)\]",
     "tab_focus": r"\[(?P<text>[0-9]+)\]",
     "scroll": r"(?P<open>\[)?(?P<text>up|down)(?(open)\])",  # WebArena's brackets are optional here alone
     "new_tab": "", "close_tab": "", "go_back": "", "go_forward": "",
-    "stop": r"(?!.*\]\s*\[[01]\]$)\[(?P<text>.*)\]|[^\[]*"}  # no flag behind it; without an answer any words
+    "stop": r"(?!.*\]\s*\[[01]\]$)\[(?P<text>.*)\]|[^\[]*"}  # no flag after it; without an answer any words
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "`": "\\`"})
 # A backslash before anything else stands for itself.
 _unescape = lambda shown: re.sub(r"\\([\\nr`])", lambda m: {"n": "\n", "r": "\r"}.get(m[1], m[1]), shown)
@@ -203,7 +203,7 @@ def label(page: str, bid: str) -> str:
 
 def describe(action: Action, page: str, error: str = "") -> str:
     """`action` on `page` as a line of PREVIOUS ACTIONS, in NNetNav's words: the label explains an id whose
-    page is gone, and type has no flag, but a space behind its text for Enter.
+    page is gone, and type has no flag, but a space after its text for Enter.
 
     >>> describe(Action("hover", "4"), "[4] option 'Oslo'", "hover [4]: [4] takes no hover")
     'hover [4] where [4] is Oslo but [4] takes no hover'
@@ -331,13 +331,13 @@ def _trajectory(place: str, row: dict) -> Trajectory:
             raise ValueError("texts, a whole seed, a reward of 0 or 1 and not two ends were expected")
         page, steps = pages[0], list[Step]()
         for seen, text, error, then in zip(pages[:-1], actions, errors, pages[1:], strict=True):
-            said, ours = parse_action(text), dict(zip(bids(seen), bids(page)))  # align keeps their order
-            bid = ours.get(said.bid, said.bid)
-            while said.bid not in ours and bid in ours.values():  # nobody is there: no other may be hit
+            written, aligned = parse_action(text), dict(zip(bids(seen), bids(page)))  # align keeps order
+            bid = aligned.get(written.bid, written.bid)
+            while written.bid not in aligned and bid in aligned.values():  # its target is gone: hit nothing
                 bid += "0"
-            action = replace(said, bid=bid)
+            action = replace(written, bid=bid)
             # The browser's words name its own ids: "click [20]: [20] is covered by another element".
-            error = error.replace(str(said), str(action), 1).replace(f": [{said.bid}]", f": [{bid}]", 1)
+            error = error.replace(str(written), str(action), 1).replace(f": [{written.bid}]", f": [{bid}]", 1)
             past = steps[-1].past if steps else ()
             steps.append(Step(root_url(page), page, write_thought(goal, page, action), action, past, error))
             if then != seen:  # align costs about 2 ms, and many actions change nothing
@@ -364,16 +364,17 @@ def read_nnetnav(rows: Iterable[tuple[str, dict]], counts: Counter) -> Iterator[
             counts["rows"] += 1
             try:
                 said = {message["role"]: message["content"] + "" for message in row["messages"]}  # texts
-                seen, answer, _ = parse_prompt(said["user"]), said["assistant"], row["task_name"]
+                prompt, answer, _ = parse_prompt(said["user"]), said["assistant"], row["task_name"]
             except (KeyError, TypeError) as error:
                 raise UserError(f"{place} is no row of NNetNav, with task_name and messages of a user and an "
                                 f"assistant ({type(error).__name__}: {error})") from error
-            if seen is None:
+            page, url, row_goal, past = prompt or ("", "", "", ())
+            if prompt is None:
                 counts["dropped: prompt not in the template"] += 1
-            elif read and (seen[2] != goal or len(seen[3]) <= len(done) or seen[3][:len(done)] != done):
+            elif read and (row_goal != goal or len(past) <= len(done) or past[:len(done)] != done):
                 counts["dropped: inconsistent history"] += 1
             else:
-                page, url, goal, done = seen
+                goal, done = row_goal, past
                 source, system, thought, written = source or place, said.get("system", ""), "", None
                 with contextlib.suppress(ActionError):
                     thought, written = parse_completion(answer)
@@ -446,6 +447,6 @@ TRAINING, HELD_OUT = "training", "held-out"
 
 
 def side(task: str) -> str:
-    """TRAINING or HELD_OUT, half of the tasks each. WebArena's lists give a task one number, behind a dot."""
+    """TRAINING or HELD_OUT, half of the tasks each. WebArena's lists give a task one number, after a dot."""
     name = task.rpartition(".")[2]
     return (HELD_OUT, TRAINING)[int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2]

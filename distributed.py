@@ -232,8 +232,8 @@ def load_checkpoint(folder: str | Path, model: Module, optimizer: Optimizer, run
             if then.get(key) != now[key]:
                 raise UserError(f"{path} is from another config ({key} was {str(then.get(key))[:200]} and is "
                                 f"{str(now[key])[:200]}); give another --out, or delete {folder}")
-        clip_grad_norm(model, 1.0)  # of zeros
-        optimizer.step()  # makes the moments that are read into
+        clip_grad_norm(model, 1.0)
+        optimizer.step()  # with gradients of zero: it makes Adam's moments, which dcp then fills
         optimizer.zero_grad()
         dcp.load(_state(model, optimizer), checkpoint_id=path)
     return int(path.name[5:])

@@ -34,11 +34,10 @@ Where we differ from the paper, and why
   exactly 0.
 - The mean log-ratio is clamped at 10 before exp, as in verl: a trajectory that exploded stays finite, and
   gets no gradient.
-- |y_i| counts several turns, where the paper's y_i is one response. 1/|y_i| pays most for short successes and
-  takes most from short failures.
-- 1/B averages over the trajectories of a minibatch, on all ranks, that are left when the groups without
-  variance are left out. The paper averages within a group, then over the groups. With groups of one size,
-  none left out, that is the same.
+- |y_i| counts several turns, where the paper's y_i is one response. 1/|y_i|: a token of a short trajectory
+  weighs more, in success and failure.
+- 1/B averages over a minibatch's trajectories on all ranks, groups without variance excluded. The paper
+  averages within a group, then over the groups. With groups of one size, none excluded, that is the same.
 - No KL term, which the paper leaves out "for brevity" and its author sets to 0 (verl #2775), and no entropy
   bonus.
 
@@ -150,8 +149,8 @@ def mean_log_ratio(logp: Tensor, old_logp: Tensor, trajectory: Tensor, count: in
     that one clip fits all.
     """
     zeros = logp.new_zeros(count)
-    # Without a token the mean is 0/0. The ratio is 1 instead: of an empty product, old and new policy both
-    # say 1. Such a trajectory pulls at nothing, but counts in B, as it counted in its group's mean.
+    # Without a token the mean is 0/0. An empty product is 1 under both policies, so the ratio is 1. Such a
+    # trajectory pulls at nothing, but counts in B, as it counted in its group's mean.
     lengths = zeros.index_add(0, trajectory, torch.ones_like(old_logp)).clamp(min=1)  # (B,)
     log_ratio = zeros.index_add(0, trajectory, logp - old_logp) / lengths  # (B,)
     if log_ratio.isnan().any():  # stop here: the backward of clamp turns nan into a gradient of 0

@@ -102,7 +102,7 @@ class Engine:
         there = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
         self.names = {name for name in there if not name.endswith("rotary_emb.inv_freq")}
         with _random_states_kept():
-            from vllm import LLM, SamplingParams  # behind its environment
+            from vllm import LLM, SamplingParams  # after its environment
 
             self.llm = LLM(str(folder), distributed_executor_backend="external_launcher", seed=0,
                            dtype=dtype or lm.matrix_type(), **settings(context, config))
@@ -281,7 +281,7 @@ class Client:
 
 class Chat:
     """An agent that is asked with messages, at any server with OpenAI's chat/completions. Without token ids
-    and log-probs it is never trained, and cannot judge. It is its own template. `url`: with /v1; behind # may
+    and log-probs it is never trained, and cannot judge. It is its own template. `url`: with /v1; after # may
     stand the model's name, else it is the first that the server lists."""
 
     def __init__(self, url: str):

@@ -4,7 +4,7 @@
 
 No environment pays for a dream. So the agent judges (by default the SFT agent, frozen). It reads the goal,
 what was done, and the page before and after the last action. It writes its reasons, then `COMPLETED: YES` or
-`COMPLETED: NO`. The verdict is read off the model: behind these reasons, which of the two words is likelier?
+`COMPLETED: NO`. The verdict is read off the model: after these reasons, which of the two words is likelier?
 
 Where we differ from the paper's authors, and why
 - Their development code shows the last page alone. Two pages tell "typed" from "submitted" (NOTES 3.3).
@@ -33,7 +33,7 @@ PREFIX = "COMPLETED: "  # a verdict, before its word
 VERDICT_TOKENS = 16  # room for a verdict without reasons
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
 # COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted. The marks that
-# stand before the word are a part of the place: the two words are scored behind them.
+# stand before the word are a part of the place: the two words are scored after them.
 VERDICT = re.compile(r"""(?:\n|(?<![\w'"`]))COMPLETED:[ *_]*(?=(?:YES|NO)\b)|\nCOMPLETED:""")
 
 SYSTEM = """You are given an objective, the actions that a user took, and the page before and after the last \
@@ -81,7 +81,7 @@ def ending(trajectory: Trajectory | Rollout) -> tuple[tuple[str, ...], str, str]
 
 @dataclass(frozen=True)
 class Verdict:
-    """`margin` is log p(YES) - log p(NO) behind the judge's own reasons, `text`."""
+    """`margin` is log p(YES) - log p(NO) after the judge's own reasons, `text`."""
     success: bool
     margin: float
     text: str = ""
@@ -121,8 +121,8 @@ class Judge:
             except ValueError as error:  # no verdict, or not the template's form
                 raise Invalid("judge: unreadable: no verdict") from error
             text, prefix = place.string[: place.start()], place.string[: place.end()]
-            prefix += " " * prefix.endswith(":")  # neither word stands there: both are scored after a space
-        yes, no, k = words(self.sampler, prefix)
+            prefix = re.sub(":$", ": ", prefix)  # neither word stands there: both are scored after a space
+        yes, no, k = verdict_ids(self.sampler, prefix)
         if len(prompt) + k >= self.sampler.context:
             raise Invalid("judge: too long: no room for the verdict")
         margin = await self.sampler.margin(prompt + yes[:k], yes[k], no[k])
@@ -140,8 +140,8 @@ def prompt_of(sampler: Sampler, case: tuple[str, Sequence[str], str, str], max_n
     return prompt
 
 
-def words(model: Sampler, prefix: str = PREFIX) -> tuple[list[int], list[int], int]:
-    """Token ids in which the model would write YES and NO behind `prefix`, and the first place where they
+def verdict_ids(model: Sampler, prefix: str = PREFIX) -> tuple[list[int], list[int], int]:
+    """Token ids in which the model would write YES and NO after `prefix`, and the first place where they
     differ. The first line goes where its template keeps a rationale (gpt_oss.py)."""
     rationale, line, rest = prefix.partition("\n")
     if not (rationale and line):
@@ -155,7 +155,7 @@ def words(model: Sampler, prefix: str = PREFIX) -> tuple[list[int], list[int], i
 def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter) -> list[list[lm.Pair]]:
     """[(prompt and what stands before the verdict's word, that word), ...] of every recorded episode that
     ended, as the environment rewarded it; of a success also under two other goals of its task, which it did
-    not reach. These begin alike and differ in what decides, so they are learned in one microbatch. A success
+    not reach. These share a prefix and differ in what decides, so one microbatch has them all. A success
     is learned as often as its wrong goals, or YES would be rare, and right endings doubted. The word is
     learned alone: those around it are new to the model, and their loss would be most of it (NOTES 11.8).
     Adds to `counts`.
@@ -164,7 +164,7 @@ def examples(model: Sampler, trajectories: Sequence[Trajectory], counts: Counter
     had an AUC of .56 on the policy's (NOTES 11.4).
     """
     rng, groups, goals = random.Random(0), [], dict[str, set[str]]()
-    yes, no, k = words(model)
+    yes, no, k = verdict_ids(model)
     for t in trajectories:
         goals.setdefault(t.task, set()).add(t.goal)
     for t in trajectories:

@@ -49,7 +49,7 @@ Pair = tuple[list[int], list[int]]  # (prompt_ids, completion_ids)
 
 class Trie:
     """Sequences as a prefix tree. Under a causal mask, what a model makes of a token depends on that token
-    and on those before it alone. So a node, a token behind its prefix, is computed once, in scoring, learning
+    and on those before it alone. So a node, a token after its prefix, is computed once, in scoring, learning
     and sampling alike: the system prompt of all rows, the page that all rows of a group begin with.
 
     >>> found = Trie([[5, 6, 7], [5, 6, 8], [5, 6, 7]])
@@ -143,9 +143,8 @@ class Reader:
     """What a model has read, as keys and values from which sampling goes on, without gradients and under the
     caller's autocast. `last` (B, W) is what the head reads to predict the next token of each row.
 
-    Prompts are ten times as long as answers. So each prefix is read once (Trie), and its keys and values are
-    copied to its rows, aligned on the right, into memory with room for `room` more tokens: transformers' own
-    cache copies them at every token."""
+    Each prefix is read once (Trie). Its keys and values are copied to its rows, aligned on the right, into
+    memory with room for `room` more tokens. transformers' own cache would copy them at every token."""
 
     def __init__(self, model, prompts: Sequence[list[int]], room: int):
         self.model, device = model, model.device
@@ -393,7 +392,7 @@ def together(coroutines: Iterable[Coroutine]) -> list:
     async def settled(everything):
         for _ in range(3):  # passes of the loop: an answer reaches who asked in one, through a gather in 3
             await asyncio.sleep(0)
-        if (Batched.away or not Batched.asked) and not everything.done():  # a server, or they, answer soon
+        if (Batched.away or not Batched.asked) and not everything.done():  # a server or browser answers soon
             await asyncio.wait([everything], timeout=0.005)
 
     everything = LOOP.create_task(gathered())
@@ -450,12 +449,12 @@ def _sample_batch(lm: LM, prompts: list[list[int]], seeds: list[int], max_new_to
                 if ids[row][-1:] != [eos]:
                     ids[row].append(its_token)
                     logps[row].append(its_logp)
-            left = [k for k, row in enumerate(rows) if ids[row][-1] != eos]
-            if not left or step == max_new_tokens:
+            going_on = [k for k, row in enumerate(rows) if ids[row][-1] != eos]
+            if not going_on or step == max_new_tokens:
                 break
-            if len(left) <= 0.75 * len(rows):
-                read.keep(left)
-                token, rows = token[left], [rows[k] for k in left]
+            if len(going_on) <= 0.75 * len(rows):
+                read.keep(going_on)
+                token, rows = token[going_on], [rows[k] for k in going_on]
             read.read(token)
     return [as_sample(lm.tokenizer, *row) for row in zip(ids, logps)]
 

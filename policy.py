@@ -95,7 +95,7 @@ async def rollout(env: Env, agent: Sampler, start: Start, horizon: int, max_new_
     """A rollout from `start`. It ends by stop, by the environment, by a text that is no action or was cut off
     (reward 0: this is the agent's own doing, and nothing else keeps an agent from rambling), after `horizon`
     turns (truncated, reward 0), or by Invalid (discarded). A turn's seed is made of `seed` and its number:
-    who waits for whom changes which turns are one batch, and nothing else."""
+    timing changes which turns are sampled in one batch, and nothing else."""
     done = Rollout(start)
     try:
         obs = await env.reset(start)

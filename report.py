@@ -78,7 +78,7 @@ def marked(before: str, after: str) -> list[tuple[str, str]]:
     """
     old, new = ([line[:LONGEST] for line in page.split("\n")[:LINES]] for page in (before, after))
     lines = [*unified_diff(old, new, n=2, lineterm="")]
-    return [(line[0], line[1:]) for line in lines[3:]]  # behind a diff's head
+    return [(line[0], line[1:]) for line in lines[3:]]  # after a diff's head
 
 
 # ---- curves ------------------------------------------------------------------------------------------------

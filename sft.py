@@ -124,7 +124,7 @@ def schedule(lengths: Sequence[int], config: SFT) -> list[list[list[int]]]:
         batches = batches[: math.ceil(len(batches) * min(1.0, config.epochs - epoch))]
         order = sorted(range(len(batches)), key=lambda m: -sum(lengths[i] for i in batches[m]))
         steps = [order[k : k + config.microbatches] for k in range(0, len(order), config.microbatches)]
-        schedule += [[batches[m] for m in step] for step in sorted(steps)]  # m is random, and so their order
+        schedule += [[batches[m] for m in step] for step in sorted(steps)]  # shuffled: m is random
     return schedule
 
 
@@ -134,8 +134,8 @@ def fit(model: lm.LM, items: Sequence[Item], config: SFT, checkpoint: str | Path
     `checkpoint`: a folder to resume from. All ranks give the same items, and share a step's microbatches.
     Raises UserError when there are fewer of these than ranks.
 
-    Where a step has several microbatches, its gradient is weighed by its tokens: as these cost alike, a step
-    may be of short sequences alone, whose tokens would count double (NOTES 10.9).
+    Where a step has several microbatches, its gradient is weighed by its tokens. The microbatches of a step
+    cost alike, so some steps have short sequences alone, whose tokens would count double (NOTES 10.9).
     """
     ranks = distributed.world_size()
     if config.microbatches < ranks:
@@ -209,7 +209,7 @@ def main() -> None:
     presets = {"policy": settings.POLICY_SFT, "world_model": settings.WORLD_MODEL_SFT,
                "reward_model": settings.REWARD_MODEL_SFT}
     if len(sys.argv) < 2 or sys.argv[1] not in presets:
-        sys.exit(f"sft.py: fine-tune what? python sft.py {{{','.join(presets)}}} laptop; --help behind each")
+        sys.exit(f"sft.py: fine-tune what? python sft.py {{{','.join(presets)}}} laptop; --help after each")
     config = settings.chosen(presets[what := sys.argv.pop(1)])
     distributed.command(lambda: learn(what, config), alone=config.lora_rank > 0)
 

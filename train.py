@@ -91,8 +91,8 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
             os.replace(files / "cut.tmp", files / name)
         (files / "config.json").write_text(json.dumps(asdict(config), indent=1))
         print(f"{files}: {done} of {config.updates} updates are done; {len(starts)} starts")
-    with (contextlib.nullcontext(env) if env or not (config.evaluate_every or config.real_fraction)
-          else envs.Envs(config.on) as pages,
+    needed = not env and (config.evaluate_every or config.real_fraction)
+    with (envs.Envs(config.on) if needed else contextlib.nullcontext(env) as pages,
           open(files / "metrics.jsonl" if first else os.devnull, "a") as log,
           open(files / "dreams.jsonl" if first else os.devnull, "a") as dreams,
           tqdm(total=config.updates, initial=done, desc="updates", disable=not first) as bar):

@@ -152,7 +152,7 @@ def impossible(page: str, action: Action) -> str:
 
 def typed(page: str, action: Action) -> str:
     """`page`, which the world model imagined after `action`, with what `action` typed as the box's value:
-    typing without Enter decides it. A world model writes what the agent should have typed, and a policy
+    without Enter it is exactly that. A world model writes what the agent should have typed, and a policy
     learned to count on that (NOTES 11.5). A masked text (••••) stays. A page that rewrites its texts is
     overruled. Raises DeltaError for a box whose id occurs twice: no delta can name it.
 

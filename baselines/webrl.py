@@ -13,7 +13,7 @@
     ORM: a language model says YES or NO                  judge.py's, which reads the page before as well
     500 tasks a phase, one try each                       `tasks_a_phase`, 64 in `laptop`; of a benchmark
                                                           data.side's training side: evaluate on the other
-    critic: a language model with a value head            V = p(YES) / (p(YES) + p(NO)) behind the prompt
+    critic: a language model with a value head            V = p(YES) / (p(YES) + p(NO)) after the prompt
     replay: successes whose perplexity under the last     the same, turn by turn; MiniWoB++'s demonstrations
     actor is in [1/.95, 1/.5], at most twice the new      are in the buffer, as the released SFT data are
     GPT-4o writes tasks like those that failed; kept if   any language model does (`generator`), and says what
@@ -35,7 +35,7 @@ OUT.run/metrics.jsonl has seconds_phase, train.py's keys but for those of groups
     judged_success, judge_right     share of tries that the ORM passes; of verdicts that the page shares
     critic_loss, critic_auc         cross-entropy; of V of first pages, by the critic before it learns them
     new_turns, replayed_turns, buffer            what was learned from; successes in the buffer
-    generated, learnable, feasible, new_tasks    tasks behind each filter; those of the next phase
+    generated, learnable, feasible, new_tasks    tasks after each filter; those of the next phase
 
 Shapes: B tries, S turns of them, N tokens that the agent wrote.
 """

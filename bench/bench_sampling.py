@@ -40,7 +40,7 @@ def main(model: str = "runs/smollm2", groups: int = 6, rows: int = 8, prompt: in
             work()
             if k:  # the first is a warm-up
                 found[name].append(time.process_time() - began)
-    print(f"{groups} x {rows} x {new} tokens behind {prompt}, {ours.compute}")
+    print(f"{groups} x {rows} x {new} tokens after {prompt}, {ours.compute}")
     for name, times in found.items():
         ratio = statistics.median(times) / statistics.median(found["each prompt once"])
         print(f"  {name:28} {statistics.median(times):8.2f} s   x {ratio:.2f}", flush=True)

@@ -195,7 +195,7 @@ class Page:
     """What our tasks say beside BrowserGym's (setup, validate)."""
 
     clock = ""  # when the page's time begins, which stands still but for 500 ms an action
-    settle = 0.5  # s behind an action
+    settle = 0.5  # s after an action
     tabs = True  # whether pages may be left and opened
     controls = False  # lines for what has no role and can be clicked
     serve: Callable | None = None  # serve(request): route.fulfill's answer in the place of a host's

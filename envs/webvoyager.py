@@ -10,7 +10,7 @@ The judge (a server with chat/completions) reads the task, the answer and the la
 is SUCCESS or NOT SUCCESS; else there is no verdict, and nobody has failed. No answer is a failure of the
 agent. Without a judge rewards are 0. Where we differ from evaluation/auto_eval.py of the authors, and why
 - Their judge looks at the last screenshots, and ours at what our agent reads.
-- The instruction says what theirs says, in other words. Strangers' texts stand on one line or behind "| ", so
+- The instruction says what theirs says, in other words. Strangers' texts stand on one line or after "| ", so
   that none passes for the task. Theirs takes UNSUCCESSFUL for a success, a quoted NOT SUCCESS for a verdict.
 - A first page that does not load, or has status 403, 429 or 5xx, has Failed. What fails later is the agent's.
 """
@@ -42,7 +42,7 @@ SUCCESS or NOT SUCCESS."""
 
 @functools.cache
 def judge(url: str) -> "inference.Chat":
-    """The judge behind a URL, asked at once: UserError where it is set up wrongly."""
+    """The judge at a URL, asked at once: UserError where it is set up wrongly."""
     chat = inference.Chat(url)
     lm.together([chat.generate([{"role": "user", "content": "Say SUCCESS."}], 1000, 0.0, 0)])
     return chat

@@ -63,7 +63,7 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
     prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
     answer = HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
     assert (TOKENIZER.decode(prompt), TOKENIZER.decode(answer)) == written
-    yes, no, k = judge.words(SimpleNamespace(template=HARMONY), "So it is.\nCOMPLETED: ")
+    yes, no, k = judge.verdict_ids(SimpleNamespace(template=HARMONY), "So it is.\nCOMPLETED: ")
     assert (TOKENIZER.decode(yes[:k]), TOKENIZER.decode(no[k:])) == (
         "<|channel|>analysis<|message|>So it is.<|end|>"
         "<|start|>assistant<|channel|>final<|message|>COMPLETED: ", "NO<|return|>")
