@@ -182,7 +182,7 @@ def of_dreams(config: Audit, models: Any) -> dict:
         async with pages() as env:
             try:
                 obs = await env.reset(start)
-                seen = replace(start, goal=obs.goal, url=obs.url, page=obs.page)
+                seen = replace(start, goal=obs.goal, page=obs.page)
                 imagined = DreamEnv(models.world_model, models.judge, lm.mix(k))
                 dreamed = await rollout(imagined, models.agent, seen, *how)
                 w2r = await replayed(env, dreamed)

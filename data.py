@@ -114,15 +114,13 @@ def parse_completion(text: str) -> tuple[str, Action]:
 class Obs:
     """What the agent sees."""
     goal: str  # the task in words
-    url: str
-    page: str  # the page as text (a11y.py)
+    page: str  # the page as text (a11y.py); its first line has the address (root_url)
     error: str = ""  # what was wrong with the last action; '' if nothing
 
 
 @dataclass
 class Step:
     """One turn: what was seen, thought and done."""
-    url: str  # as recorded; prompts read the root line's url= instead, which dreams have too (root_url)
     page: str
     thought: str
     action: Action
@@ -157,20 +155,14 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a dream or a real trajectory begins."""
+    """Where a dream or a real trajectory begins. Of a real one goal and page are known once it is reset."""
     task: str
-    seed: int
-    prefix: tuple[str, ...]  # browser actions that lead from (task, seed) to `page`; a replay runs them first
-    goal: str
-    url: str
-    page: str  # with aligned ids
-    previous: tuple[str, ...]  # the same past in words, for the policy
+    seed: int = 0
+    prefix: tuple[str, ...] = ()  # browser actions from (task, seed) to `page`; a replay runs them first
+    goal: str = ""
+    page: str = ""  # with aligned ids
+    previous: tuple[str, ...] = ()  # the same past in words, for the policy
     system: str = ""
-
-
-def start(task: str, seed: int = 0) -> Start:
-    """The first page of a task. What stands on it is known only once it is reset."""
-    return Start(task, seed, (), "", "", "", ())
 
 
 def one_line(text: str) -> str:
@@ -339,7 +331,7 @@ def _trajectory(place: str, row: dict) -> Trajectory:
             # The browser's words name its own ids: "click [20]: [20] is covered by another element".
             error = error.replace(str(written), str(action), 1).replace(f": [{written.bid}]", f": [{bid}]", 1)
             past = steps[-1].past if steps else ()
-            steps.append(Step(root_url(page), page, write_thought(goal, page, action), action, past, error))
+            steps.append(Step(page, write_thought(goal, page, action), action, past, error))
             if then != seen:  # align costs about 2 ms, and many actions change nothing
                 page = a11y.align(page, then)
     except (LookupError, TypeError, ValueError) as error:
@@ -358,7 +350,7 @@ def read_nnetnav(rows: Iterable[tuple[str, dict]], counts: Counter) -> Iterator[
     words = lambda action: action and (action.name, action.bid, action.text.split())  # history loses spaces
     for task, of_task in groupby(rows, key=lambda row: row[1].get("task_name")):
         source, goal, system, steps = "", "", "", list[Step]()
-        read = list[tuple]()  # (URL, page, past, thought, written action or None)
+        read = list[tuple]()  # (page, past, thought, written action or None)
         done: tuple[str, ...] = ()  # by now, in words
         for place, row in of_task:
             counts["rows"] += 1
@@ -368,7 +360,7 @@ def read_nnetnav(rows: Iterable[tuple[str, dict]], counts: Counter) -> Iterator[
             except (KeyError, TypeError) as error:
                 raise UserError(f"{place} is no row of NNetNav, with task_name and messages of a user and an "
                                 f"assistant ({type(error).__name__}: {error})") from error
-            page, url, row_goal, past = prompt or ("", "", "", ())
+            page, _, row_goal, past = prompt or ("", "", "", ())
             if prompt is None:
                 counts["dropped: prompt not in the template"] += 1
             elif read and (row_goal != goal or len(past) <= len(done) or past[:len(done)] != done):
@@ -378,8 +370,8 @@ def read_nnetnav(rows: Iterable[tuple[str, dict]], counts: Counter) -> Iterator[
                 source, system, thought, written = source or place, said.get("system", ""), "", None
                 with contextlib.suppress(ActionError):
                     thought, written = parse_completion(answer)
-                read.append((url, page, done, thought, written))
-        for url, page, past, thought, written in read:
+                read.append((page, done, thought, written))
+        for page, past, thought, written in read:
             # What was executed stands in the history of the last row.
             executed = parse_described(done[len(past)]) if len(past) < len(done) else written
             if (executed is None or (executed.name == "stop" and len(past) < len(done))
@@ -390,7 +382,7 @@ def read_nnetnav(rows: Iterable[tuple[str, dict]], counts: Counter) -> Iterator[
                 # The next page follows from the executed action; the written thought argued for another.
                 thought, written = write_thought(goal, page, executed), executed
                 counts["replaced"] += 1
-            steps.append(Step(url, page, thought, written, past))
+            steps.append(Step(page, thought, written, past))
         counts["kept"] += len(steps)
         if steps:
             last, stopped = steps[-1], steps[-1].action.name == "stop"
@@ -420,8 +412,8 @@ def expert_windows(t: Trajectory, horizon: int = 5, most: int = 2, *,
                if t.steps[-1].index - t.steps[-length].index == length - 1
                and not any(step.error for step in t.steps[:-length])]  # a judge would read it (judge.ending)
     windows = [t.steps[-length:] for length in rng.sample(lengths, min(most, len(lengths)))]
-    return [(Start(t.task, t.seed, t.real_actions[:first.index], t.goal, first.url, first.page,
-                   first.previous, t.system), [first, *others]) for first, *others in windows]
+    return [(Start(t.task, t.seed, t.real_actions[:first.index], t.goal, first.page, first.previous,
+                   t.system), [first, *others]) for first, *others in windows]
 
 
 # Only here stands who may look at which page. Seeds from 5,000,000 up are for people who check our figures.

@@ -56,7 +56,7 @@ class DreamEnv:
         self.last = start.previous[-1] if start.previous else ""
         self.predictions: list[Prediction | None] = []
         self.verdict: Verdict | None = None
-        return Obs(start.goal, data.root_url(self.page), self.page)
+        return Obs(start.goal, self.page)
 
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
         """See policy.Env. Raises Invalid where the world model gave no page, or the judge no verdict."""
@@ -80,7 +80,7 @@ class DreamEnv:
         if over:
             self.verdict = await self.judge.verdict(self.start.goal, tuple(self.done), before, self.page)
         reward = float(over and self.verdict.success)  # type: ignore[union-attr]
-        return Obs(self.start.goal, data.root_url(self.page), self.page, error), reward, over, False
+        return Obs(self.start.goal, self.page, error), reward, over, False
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def starts(config: Train) -> list[GroupStart]:
         ends = {(t.task, t.reward == 1) for t in recorded}
         for t in recorded:
             if {(t.task, True), (t.task, False)} <= ends and t.steps and t.steps[0].index == 0:
-                start = Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system)
+                start = Start(t.task, t.seed, (), t.goal, t.steps[0].page, (), t.system)
                 complete = (t.reward == 1 and t.terminated and len(t.steps) <= config.horizon
                             and t.steps[-1].index == len(t.steps) - 1)
                 found.append((start, Expert(tuple(t.steps), t.final_page) if complete else None))

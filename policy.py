@@ -48,7 +48,7 @@ class Env(Protocol):
     async def step(self, action: Action) -> tuple[Obs, float, bool, bool]:
         """(what is seen, reward, terminated, truncated). What the agent does wrong is an error in the Obs.
         Terminated: the environment ended, or the action was `stop`. Raises Invalid("who: failed: why") for
-        what is not the agent's doing. The agent reads the URL off the page's first line (data.root_url)."""
+        what is not the agent's doing."""
 
 
 class Invalid(Exception):
@@ -113,7 +113,7 @@ async def rollout(env: Env, agent: Sampler, start: Start, horizon: int, max_new_
             except ActionError:
                 done.no_action = True
                 return done
-            done.steps.append(Step(obs.url, obs.page, thought, action, done.past))
+            done.steps.append(Step(obs.page, thought, action, done.past))
             obs, reward, done.terminated, done.truncated = await env.step(action)
             done.steps[-1].error, done.final_page = obs.error, obs.page
             if done.terminated or done.truncated:

@@ -250,7 +250,7 @@ def generate_tasks(generator: policy.Sampler, failed: Sequence[Start], count: in
     """At most `count` new tasks, each of a failed one's site and on its first page."""
     rng, sites, found = random.Random(seed), defaultdict[str, list[Start]](list), dict[str, Start]()
     for start in failed:
-        sites[urlsplit(start.url).netloc or start.task].append(start)
+        sites[urlsplit(data.root_url(start.page)).netloc or start.task].append(start)
     shown = [rng.sample(starts, min(EXAMPLES, len(starts))) for _, starts in sorted(sites.items())
              for _ in range(math.ceil(count * len(starts) / len(failed) / EACH))]
     texts = ["\n".join(data.one_line(s.goal) for s in starts) + f"\nHow many: {EACH}" for starts in shown]
@@ -272,12 +272,11 @@ def feasible(generator: policy.Sampler, starts: Sequence[Start]) -> list[Start]:
 
 def other_seeds(pages, agent, failed: Sequence[Start], config: WebRL, rng: random.Random) -> list[Start]:
     """Other training seeds of failed tasks, as their pages show them: rollouts of no step."""
-    starts = [data.start(rng.choice(failed).task, rng.choice(data.SEEDS["train"]))
+    starts = [Start(rng.choice(failed).task, rng.choice(data.SEEDS["train"]))
               for _ in range(config.new_tasks * config.tasks_a_phase)]
     seen = distributed.collect(lm.together(play(pages, agent, start, config, 0, 0)
                                            for start in distributed.shard_rows(starts)))
-    return [replace(rollout.start, url=data.root_url(rollout.final_page), page=rollout.final_page)
-            for rollout in seen if not rollout.discarded]
+    return [replace(rollout.start, page=rollout.final_page) for rollout in seen if not rollout.discarded]
 
 
 def learnable(critic: lm.LM, starts: Sequence[Start], config: WebRL) -> list[Start]:
@@ -331,7 +330,7 @@ def phases(config: WebRL, pages=None) -> None:
     done, buffer = distributed.load_checkpoint(files / "checkpoint", model.net, optimizer, run), {}
     for t in sft.first(sft.successes(recorded), config.per_task):
         turns = [Turn(*pair, []) for pair in policy.examples(model, [t], Counter())]
-        remember(buffer, [Rollout(data.start(t.task, t.seed), turns=turns)])
+        remember(buffer, [Rollout(Start(t.task, t.seed), turns=turns)])
     for n in range(done):
         remember(buffer, [rollout for rollout in read(files / f"phase-{n}.pt")["tries"] if outcome(rollout)])
     if first:
@@ -341,10 +340,10 @@ def phases(config: WebRL, pages=None) -> None:
     with (contextlib.nullcontext(pages) if pages else envs.Envs(config.on) as pages,
           open(files / "metrics.jsonl" if first else "/dev/null", "a") as log,
           tqdm(total=config.updates, initial=done, desc="WebRL", unit="phase", disable=not first) as bar):
-        known = [(Start(t.task, t.seed, (), t.goal, t.steps[0].url, t.steps[0].page, (), t.system), None)
+        known = [(Start(t.task, t.seed, (), t.goal, t.steps[0].page, (), t.system), None)
                  for t in recorded if t.steps and t.steps[0].index == 0]
         if benchmark:
-            known = [(data.start(task), None) for task in pages.tasks if data.side(task) == data.TRAINING]
+            known = [(Start(task), None) for task in pages.tasks if data.side(task) == data.TRAINING]
         if not known:
             raise UserError(f"{config.recorded}: there is no first page to begin with")
         tasks = read(files / f"tasks-{done}.pt") if done else []
@@ -396,8 +395,8 @@ def phases(config: WebRL, pages=None) -> None:
             advantage = advantages(v, of, outcomes)  # (S,)
 
             # ---- 4. the tasks of the next phase ----
-            failed = [replace(rollout.start, url=rollout.steps[0].url, page=rollout.steps[0].page)
-                      for rollout in new if not outcome(rollout) and rollout.steps and config.new_tasks]
+            failed = [replace(rollout.start, page=rollout.steps[0].page) for rollout in new
+                      if not outcome(rollout) and rollout.steps and config.new_tasks]
             count = config.new_tasks * config.tasks_a_phase
             made = (generate_tasks(generator, failed, count, lm.mix(config.seed, n)) if failed and generator
                     else other_seeds(pages, models.agent, failed, config, rng) if failed else [])

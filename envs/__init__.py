@@ -5,7 +5,7 @@
     webarena, webarena_lite     packages, and sites of one's own (webarena.py)
     webvoyager, openended       live sites: --task-file, a judge's URL (webvoyager.py)
 
-    obs = await envs.Env(Benchmark("miniwob")).reset(data.start("choose-list", 7))    # policy.Env
+    obs = await envs.Env(Benchmark("miniwob")).reset(Start("choose-list", 7))    # policy.Env
 
 What is evaluated must not be learned from. MiniWoB++ has ranges of seeds for that (data.SEEDS), other tasks
 are split by their names (data.side): recordings and train.py take one side, train.py evaluates on the other.
@@ -151,7 +151,7 @@ class Envs(contextlib.ExitStack):
         if unknown := [glob for glob in globs if not fnmatch.filter(names, glob)]:
             raise UserError(f"--tasks: no task {unknown[0]!r} {side and 'is ' + side}, as {self.tasks[:1]}")
         span = data.seeds_to_look_at(seeds, record=bool(side)) if self.miniwob else [0]
-        return [data.start(name, seed) for name in names for seed in span]
+        return [Start(name, seed) for name in names for seed in span]
 
     def dev_starts(self, seeds: str, learned: Sequence[tuple[Start, object]]) -> list[Start]:
         """What train.py evaluates on: MiniWoB++'s tasks that are learned, on dev seeds; or as many held-out

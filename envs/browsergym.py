@@ -291,7 +291,7 @@ class Browser:
             page.wait_for_timeout(200)
             return self.look(error, tries - 1)
         text = page_text(tree["nodes"], dom, self.task.controls)
-        return Obs(self.goal, data.root_url(text), text, error)
+        return Obs(self.goal, text, error)
 
     def step(self, action: Action) -> tuple[Obs, float, bool]:
         """(what is seen, reward, whether it is over)."""

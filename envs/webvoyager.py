@@ -50,7 +50,7 @@ def judge(url: str) -> "inference.Chat":
 
 async def verdict(chat: "inference.Chat", obs: Obs, answer: str) -> float:
     """Its reward. Raises policy.Invalid where it gives none. No text ends its own turn (Chat.prompt_ids)."""
-    goal, answer, url = map(data.one_line, (obs.goal, answer, obs.url))
+    goal, answer, url = map(data.one_line, (obs.goal, answer, data.root_url(obs.page)))
     page = "\n".join(f"| {line}" for line in obs.page.split("\n"))
     text = f"TASK: {goal}\nANSWER: {answer}\nURL: {url}\nTHE LAST PAGE:\n{page}"
     prompt = chat.prompt_ids([{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": text}])

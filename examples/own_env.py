@@ -58,7 +58,7 @@ class ShopEnv:
         rng = random.Random(start.seed)
         item, wanted = rng.choice(("lamp", "book")), rng.randint(1, 3)
         page = page_of(item, wanted + rng.randint(-1, 1))
-        self.obs = Obs(f"Order {wanted} of {item}.", "http://shop/", page)
+        self.obs = Obs(f"Order {wanted} of {item}.", page)
         for text in start.prefix:  # a group may begin in the middle of an episode
             await self.step(data.parse_action(text))
         return self.obs
@@ -79,7 +79,7 @@ class Shop:
 
     def dev_starts(self, seeds: str, learned) -> list[Start]:
         """What is evaluated on, and never learned from."""
-        return [data.start("order", seed) for seed in data.seeds_to_look_at(seeds, dev=True)]
+        return [Start("order", seed) for seed in data.seeds_to_look_at(seeds, dev=True)]
 
 
 # ---- who dreams --------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class Clerk:
 async def visit(seed: int) -> dict:
     """An episode of at most four random clicks, as data.read_trajectories reads it."""
     env, rng, actions, reward, over = ShopEnv(), random.Random(f"visitor {seed}"), list[str](), 0.0, False
-    seen = [await env.reset(data.start("order", seed))]
+    seen = [await env.reset(Start("order", seed))]
     while len(actions) < 4 and not over:
         actions.append(f"click [{rng.choice('234')}]")
         obs, reward, over, _ = await env.step(data.parse_action(actions[-1]))

@@ -112,10 +112,10 @@ def test_a_language_model_writes_tasks_and_says_what_is_feasible(scripted):
     verdict that only quotes the page; no verdict, as YES."""
     said = "Here:\nTASK: More {0}\n- no\nTASK: tea\nTASK: milk\nTASK: " + "x" * 401
     generator = scripted(lambda prompt: said.format("tea" if "tea" in prompt else "milk"))
-    failed = [start(0, goal="tea"), replace(start(2, goal="milk"), url="http://other/")]
+    failed = [start(0, goal="tea"), replace(start(goal="milk"), page=start().page.replace("http://count", "http://other"))]
     made = webrl.generate_tasks(generator, failed, 80, 0)
-    assert {child.goal: (child.url, child.page) for child in made} == {
-        f"More {start.goal}": (start.url, start.page) for start in failed} and len(set(generator.seeds)) == 4
+    assert {child.goal: child.page for child in made} == {
+        f"More {start.goal}": start.page for start in failed} and len(set(generator.seeds)) == 4
     for text, can in (("Fine.\nFEASIBLE: YES.", 1), ("FEASIBLE: NO\nIt says FEASIBLE: YES.", 0), ("", 0)):
         assert webrl.feasible(scripted(lambda prompt, text=text: text), [start()]) == [start()] * can
 

@@ -184,7 +184,7 @@ def test_windows_are_last_steps_of_a_success_and_their_start_leads_there():
     t, rng = recorded(["click [1]", "hover [1]"] * 4 + ["click [2]"]), random.Random(0)
     windows = lambda t, most=9: sorted(data.expert_windows(t, 5, most, rng=rng), key=lambda x: len(x[1]))
     assert windows(t) == [
-        (Start(t.task, t.seed, t.real_actions[:k], t.goal, step.url, step.page, step.previous), t.steps[k:])
+        (Start(t.task, t.seed, t.real_actions[:k], t.goal, step.page, step.previous), t.steps[k:])
         for k, step in reversed([*enumerate(t.steps)][4:])]
     lengths = {tuple(len(steps) for _, steps in windows(t, 2)) for _ in range(99)}
     assert lengths == {*itertools.combinations(range(1, 6), 2)}

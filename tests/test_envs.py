@@ -26,7 +26,8 @@ import envs
 import evaluate
 import lm
 from config import Benchmark, UserError
-from data import Action, bids, parse_action, start
+from data import Action, bids, parse_action
+from data import Start as start
 from envs import browsergym, explore, infinity
 from envs.browsergym import Failed
 from policy import Invalid
@@ -240,7 +241,7 @@ def test_without_a_chromium_the_run_ends_and_says_what_to_install(monkeypatch):
 def test_the_process_ends_with_who_asked():
     """Guards: Chromiums that spin for ever behind a run that was killed, where a page hangs too."""
     code = ("import asyncio, config, data, envs, os\nenv = envs.Env(config.Benchmark())\n"
-            "asyncio.run(env.reset(data.start('click-test')))\nprint(env.process.pid, flush=True)\n"
+            "asyncio.run(env.reset(data.Start('click-test')))\nprint(env.process.pid, flush=True)\n"
             "os.kill(env.process.pid, 19)\nos.kill(os.getpid(), 9)")
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     wait_for(lambda: not psutil.pid_exists(int(ran.stdout)), 20)

@@ -18,7 +18,7 @@ from examples import loop, own_env, own_loss
 def test_the_shop_and_a_dream_of_it_keep_the_protocol_and_answer_alike():
     """Guards: an example that teaches a broken environment, or dreams that pay for what the page does not."""
     shop, dreamed = own_env.ShopEnv(), dream.DreamEnv(own_env.Imagined(), own_env.Clerk(), 0)
-    for start in [data.start("order", seed) for seed in range(40)]:
+    for start in [data.Start("order", seed) for seed in range(40)]:
         check_env(shop, start, "click [2]")
         first = run(shop.reset(start))
         run(dreamed.reset(replace(start, goal=first.goal, page=first.page)))
