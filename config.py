@@ -32,7 +32,7 @@ class Engine:
 @dataclass(frozen=True)
 class Benchmark:
     """Whose pages: MiniWoB++'s, or those of another benchmark, and what that needs."""
-    benchmark: str = ""  # miniwob, infinity, webarena, webarena_lite, webvoyager or openended
+    benchmark: str = "miniwob"  # or infinity, webarena, webarena_lite, webvoyager or openended
     sites: str = ""  # infinity: the folder of its applications
     # webvoyager: its JSONL ({"web_name", "id", "ques", "web"}); openended: {"id", "goal", "url"} a line.
     task_file: str = ""

@@ -433,8 +433,6 @@ def seeds_to_look_at(text: str, *, dev: bool = False, record: bool = False) -> r
     return seeds
 
 
-WEBARENA = ("webarena", "webarena_lite")
-HORIZONS = {"infinity": 50, **dict.fromkeys(WEBARENA, 30), "webvoyager": 15, "openended": 30}
 TRAINING, HELD_OUT = "training", "held-out"
 
 

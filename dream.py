@@ -111,7 +111,7 @@ def starts(config: Train) -> list[GroupStart]:
     left out too. Raises UserError when nothing is left, and for a task of a benchmark that is held out."""
     recorded = [t for t in data.read_trajectories(config.recorded) if t.task not in config.not_dreamed]
     for t in recorded:
-        if config.on.benchmark not in ("", "miniwob") and data.side(t.task) != data.TRAINING:
+        if config.on.benchmark != "miniwob" and data.side(t.task) != data.TRAINING:
             raise UserError(f"{t.source}: {t.task!r} is held out (data.side): what is evaluated must not be "
                             "learned from; give other --recorded (envs/explore.py records the other side)")
     found: list[GroupStart] = []

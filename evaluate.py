@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal
 import tyro
 from tqdm import tqdm
 
-import data
 import distributed
 import envs
 import inference
@@ -46,7 +45,7 @@ class Agent:
     on: Annotated[Benchmark, tyro.conf.arg(name="")] = field(default_factory=Benchmark)  # Whose pages
     tasks: tuple[str, ...] = ()  # Names with * and ?; by default all, or MiniWoB++'s `laptop` (scored, all)
     seeds: str = "1000200:10"  # START:COUNT: tries of each task of MiniWoB++. Other tasks are tried once
-    horizon: int = 0  # Most steps; 0: the benchmark's own (data.HORIZONS), or 14
+    horizon: int = 0  # Most steps; 0: the benchmark's own (envs.KINDS)
     pages: int = 0  # Tries side by side; 0: two a core
     out: str = ""  # File to write: of evaluate.py the tries (JSONL), a line each when it ends
 
@@ -62,7 +61,7 @@ def with_lengths(agent: Any) -> Any:
     file = Path(f"{agent.checkpoint.rstrip('/')}.run", "config.json")
     run = json.loads(file.read_text()) if file.exists() else asdict(TRAIN["laptop"])
     run |= {"max_new_tokens": 4096} if agent.agent_url else {}  # others think at length
-    run["horizon"] = data.HORIZONS.get(agent.on.benchmark, 14)
+    run["horizon"] = envs.kind(agent.on)[2]
     return replace(agent, **{name: run[name] for name in (
         "context", "max_new_tokens", "world_model_tokens", "world_model_context", "judge_context", "horizon")
         if getattr(agent, name, None) == 0})

@@ -312,7 +312,7 @@ def keep(file: Path, content) -> None:
 def phases(config: WebRL, pages=None) -> None:
     """The run, from its first phase or its last checkpoint to its last phase. All ranks call it. `pages` may
     be handed in."""
-    benchmark = config.on.benchmark not in ("", "miniwob")
+    benchmark = config.on.benchmark != "miniwob"
     if benchmark and config.new_tasks and not config.generator:
         raise UserError("who writes new tasks of a --benchmark? give a --generator, or --new-tasks 0")
     out, first = Path(config.out), distributed.rank() == 0

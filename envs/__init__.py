@@ -42,10 +42,17 @@ SCORED = ("button-delay", "choose-list", "click-checkboxes", "click-checkboxes-l
           "click-checkboxes-transfer", "click-scroll-list", "copy-paste", "email-inbox-delete", "phone-book",
           "email-inbox-important", "enter-time", "form-sequence-2", "navigate-tree", "odd-or-even",
           "read-table", "read-table-2", "use-colorwheel", "use-colorwheel-2", "use-spinner")
-# Of a benchmark its module, and the longest step in seconds.
-KINDS = {"": ("browsergym", 30.0), "miniwob": ("browsergym", 30.0), "infinity": ("infinity", 30.0),
-         "webarena": ("webarena", 120.0), "webarena_lite": ("webarena", 120.0),
-         "webvoyager": ("webvoyager", 60.0), "openended": ("webvoyager", 60.0)}
+# Of a benchmark its module, the longest step in seconds, and the most steps of a try.
+KINDS = {"miniwob": ("browsergym", 30.0, 14), "infinity": ("infinity", 30.0, 50),
+         "webarena": ("webarena", 120.0, 30), "webarena_lite": ("webarena", 120.0, 30),
+         "webvoyager": ("webvoyager", 60.0, 15), "openended": ("webvoyager", 60.0, 30)}
+
+
+def kind(on: Benchmark) -> tuple[str, float, int]:
+    """Its row of KINDS. Raises UserError for an unknown one."""
+    if on.benchmark not in KINDS:
+        raise UserError(f"no benchmark {on.benchmark!r}; there are {', '.join(KINDS)}")
+    return KINDS[on.benchmark]
 
 
 def failed(done: Rollout) -> bool:
@@ -57,12 +64,10 @@ class Env:
     """policy.Env of a benchmark's tasks. A process answers (browsergym.work), and is ended where it hangs."""
 
     def __init__(self, on: Benchmark):
-        if on.benchmark not in KINDS:
-            raise UserError(f"no benchmark {on.benchmark!r}; there are {', '.join(KINDS)}")
         for host in on.hosts:  # each becomes a rule of Chromium's
             if not re.fullmatch(r"\*(\.[\w-]+)+|[\w-]+(\.[\w-]+)*(:\d+)?", host, re.ASCII):
                 raise UserError(f"--hosts {host!r}: give example.org, example.org:8000 or *.example.org")
-        name, seconds = KINDS[on.benchmark]
+        name, seconds, _ = kind(on)
         self.module = importlib.import_module(f"envs.{name}")  # here: what trains in dreams needs no browser
         self.on, self.seconds, self.process = on, on.step_seconds or seconds, None
         if on.grader_url and not hasattr(self.module, "judge"):
@@ -125,12 +130,12 @@ class Envs(contextlib.ExitStack):
         super().__init__()
         cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         count = count or max(1, 2 * cores)  # 4 are faster on two cores than 8
-        count = 1 if on.benchmark in data.WEBARENA else count  # sites are the same for all
+        count = 1 if on.benchmark.startswith("webarena") else count  # sites are the same for all
         self.envs, self.free = [Env(on) for _ in range(count)], asyncio.LifoQueue[Env]()
         for env in self.envs[::-1]:
             self.callback(env.close)
             self.free.put_nowait(env)
-        self.miniwob = on.benchmark in ("", "miniwob")
+        self.miniwob = on.benchmark == "miniwob"
         self.tasks = list[str](self.envs[0].module.tasks(on))
 
     @contextlib.asynccontextmanager

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from browsergym.core.task import AbstractBrowserTask
 
-import data
 from config import Benchmark, UserError
+from envs import KINDS
 from envs.browsergym import Browser, Failed, Page, below
 
 SERVED = ("index.html", "css", "js", "assets")
@@ -75,7 +75,7 @@ class Application(Page, AbstractBrowserTask):
 
     def validate(self, page, chat_messages):
         self.steps += 1
-        over = bool(chat_messages) or self.steps == data.HORIZONS["infinity"]
+        over = bool(chat_messages) or self.steps == KINDS["infinity"][2]
         return over and verified(self.row["root"] / self.row["verify"], self.state, self.seconds), over
 
 
