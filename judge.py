@@ -32,7 +32,7 @@ from policy import Invalid, Rollout, Sampler
 PREFIX = "COMPLETED: "  # a verdict, before its word
 VERDICT_TOKENS = 16  # room for a verdict without reasons
 # Where a verdict stands: on its own line, as asked. Large models that were never taught the line write "So.
-# COMPLETED: NO" or "**COMPLETED: YES**". Behind a quotation mark it is a page's text, quoted. The marks that
+# COMPLETED: NO" or "**COMPLETED: YES**". After a quotation mark it is a page's text, quoted. The marks that
 # stand before the word are a part of the place: the two words are scored after them.
 VERDICT = re.compile(r"""(?:\n|(?<![\w'"`]))COMPLETED:[ *_]*(?=(?:YES|NO)\b)|\nCOMPLETED:""")
 

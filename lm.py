@@ -577,7 +577,7 @@ def check_logps(lm: LM) -> None:
     ids = torch.tensor([rng.randrange(config.vocab_size) for _ in range(length)], device=lm.device)
     prompt, answer = ids[:-5].tolist(), ids[-5:]
     compute, lm.compute = lm.compute, lm.compute if lm.sharded else torch.float32
-    # Behind another row of the trie, so that a token's place is not its node's.
+    # After another row of the trie, so that a token's place is not its node's.
     ours = token_logps(lm, [(answer.tolist(), prompt[:1]), (prompt, answer.tolist())])[0][1:]  # (5,)
     if config._attn_implementation == "trie" and not lm.sharded:  # what sampling reads, too
         read = Reader(model, [prompt], 1)

@@ -74,7 +74,8 @@ def train(config: Train, env: Any = None, world_model: AnyWorldModel | None = No
     # ---- what is given, and what a killed run left ----
     files, first = Path(f"{Path(config.out)}.run"), distributed.rank() == 0
     files.mkdir(parents=True, exist_ok=True)
-    starts = dream.starts(config)  # before the models: it is quick to find that a file has no success
+    envs.kind(config.on)  # before the models, as starts: it is quick to find that a setting is wrong
+    starts = dream.starts(config)
     model, models = load_models(config, files, world_model, judge)
     agent: Any = models.agent
     # .98: with .999 four steps an update would be remembered for some 250 updates.

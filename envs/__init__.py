@@ -49,7 +49,10 @@ KINDS = {"miniwob": ("browsergym", 30.0, 14), "infinity": ("infinity", 30.0, 50)
 
 
 def kind(on: Benchmark) -> tuple[str, float, int]:
-    """Its row of KINDS. Raises UserError for an unknown one."""
+    """Its row of KINDS. Raises UserError for an unknown one, and for hosts that are no names."""
+    for host in on.hosts:  # each becomes a rule of Chromium's
+        if not re.fullmatch(r"\*(\.[\w-]+)+|[\w-]+(\.[\w-]+)*(:\d+)?", host, re.ASCII):
+            raise UserError(f"--hosts {host!r}: give example.org, example.org:8000 or *.example.org")
     if on.benchmark not in KINDS:
         raise UserError(f"no benchmark {on.benchmark!r}; there are {', '.join(KINDS)}")
     return KINDS[on.benchmark]
@@ -64,9 +67,6 @@ class Env:
     """policy.Env of a benchmark's tasks. A process answers (browsergym.work), and is ended where it hangs."""
 
     def __init__(self, on: Benchmark):
-        for host in on.hosts:  # each becomes a rule of Chromium's
-            if not re.fullmatch(r"\*(\.[\w-]+)+|[\w-]+(\.[\w-]+)*(:\d+)?", host, re.ASCII):
-                raise UserError(f"--hosts {host!r}: give example.org, example.org:8000 or *.example.org")
         name, seconds, _ = kind(on)
         self.module = importlib.import_module(f"envs.{name}")  # here: what trains in dreams needs no browser
         self.on, self.seconds, self.process = on, on.step_seconds or seconds, None

@@ -63,7 +63,7 @@ def fit(folder: Path, checkpoint: str) -> tuple[dict, int, dict]:
 
 def loop(folder: Path, name: str) -> int:
     """train.py, half of its groups on real pages: how many pages were opened. `killed` dies in its first
-    life, behind a checkpoint and a line: rank 1 by kill -9."""
+    life, after a checkpoint and a line: rank 1 by kill -9."""
     batch, pages = dream.batch, CountingPages(end=4)
 
     def dies(*given):

@@ -4,13 +4,14 @@ import re
 from unittest import mock
 
 import pytest
-from conftest import act, counting_page, record, recorded, run
+from conftest import CountingEnv, act, counting_page, record, recorded, run, start
 from helpers.dreams import kind, who
 from helpers.processes import command
 
 import audit
+from data import Step, parse_action
 from dream import Models
-from policy import Invalid
+from policy import Invalid, Rollout
 from world_model import Prediction
 
 
@@ -72,6 +73,15 @@ def test_dreams_and_the_judge_beside_real_pages_in_a_real_chromium(scripted):
     assert found["judge: all"] == {"n": 3, "successes": 1, "AUC": 0.75, "precision": 0.5, "recall": 1.0}
     assert found["left out: world model: unreadable"] == {"n": 1}
     assert [*audit.of_judge(config, models)["judge: all"].values()] == [4, 3, 1.0, 1.0, 1.0]
+
+
+def test_an_action_on_what_is_there_in_the_dream_alone_ends_its_replay():
+    """Guards: W2R with the dream's ids, or of the actions that are left; a replay that ends at what the dream
+    refused, too."""
+    page = counting_page(0).replace("[2]", "[7]") + "\n\t[3] button 'Go'"
+    for error, worth in (("", 0.0), ("there is no [3]", 1.0)):
+        steps = [Step(page, "", parse_action(text), (), error) for text in ("click [3]", "click [7]")]
+        assert run(audit.replayed(CountingEnv(), Rollout(start(), steps))) == worth
 
 
 def test_figures_and_the_order_of_agents(tmp_path):

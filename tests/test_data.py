@@ -180,7 +180,7 @@ def test_nnetnavs_rows_read_as_what_was_executed_and_dropped_rows_are_counted_un
 def test_windows_are_last_steps_of_a_success_and_their_start_leads_there():
     """Guards: windows that are off by one; lengths 2..5 (the authors' rule): the start one step before the
     end never seen. A failure imitated as an expert; an expert with a hole, whose second page does not follow
-    from its first action, or behind a refusal, which a judge would read."""
+    from its first action, or after a refusal, which a judge would read."""
     t, rng = recorded(["click [1]", "hover [1]"] * 4 + ["click [2]"]), random.Random(0)
     windows = lambda t, most=9: sorted(data.expert_windows(t, 5, most, rng=rng), key=lambda x: len(x[1]))
     assert windows(t) == [

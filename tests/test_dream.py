@@ -52,7 +52,7 @@ def test_a_dream_and_the_counting_web_keep_the_protocol(scripted):
 def test_a_page_is_dreamed_from_the_one_before_and_each_reads_what_was_done(scripted):
     """Guards NOTES 5.4: pages that never change; a world model that reads the goal, and dreams it into the
     page; a reward before the end; a past that begins at the dream; a refusal without a word, or one that the
-    judge takes for done (NOTES 11.10), in the dream or of its rollout. It ends by itself behind page 4."""
+    judge takes for done (NOTES 11.10), in the dream or of its rollout. It ends by itself after page 4."""
     refuses = "It is not there.\nrefused: [1] is not visible\nno change\nover: no"
     end = lambda prompt: "over: yes" if count(prompt) == 4 else "over: no"
     world = lambda prompt: refuses if "\nACTION: hover" in prompt else counted(prompt).replace(

@@ -46,7 +46,7 @@ def on(page, action):
 
 
 def play(env, begin, *actions):
-    """(all that is seen, reward, terminated) behind these actions (on)."""
+    """(all that is seen, reward, terminated) after these actions (on)."""
     async def played():
         seen, reward, over = [await env.reset(begin)], 0.0, False
         for action in actions:
@@ -178,7 +178,7 @@ ACTIONS = [  # page, actions, what it shows then, why the last was refused
 @pytest.mark.parametrize("page, actions, shows, refused", ACTIONS)
 def test_an_action_does_what_a_person_can_do_or_says_why_not(ours, page, actions, shows, refused):
     """Guards: events by script, which sites that look at isTrusted ignore; a click at the centre of an open
-    folder, or through a cover; a page that waits for a person; text behind what was there, past maxlength, or
+    folder, or through a cover; a page that waits for a person; text after what was there, past maxlength, or
     taken for code; dates that become others without a word; options that no person could choose."""
     *seen, last, after = play(ours, start(page), *actions, "scroll [up]")[0]
     assert shows in last.page and refused in last.error and {obs.error for obs in (*seen, after)} == {""}
@@ -239,7 +239,7 @@ def test_without_a_chromium_the_run_ends_and_says_what_to_install(monkeypatch):
 
 
 def test_the_process_ends_with_who_asked():
-    """Guards: Chromiums that spin for ever behind a run that was killed, where a page hangs too."""
+    """Guards: Chromiums that spin for ever after a run that was killed, where a page hangs too."""
     code = ("import asyncio, config, data, envs, os\nenv = envs.Env(config.Benchmark())\n"
             "asyncio.run(env.reset(data.Start('click-test')))\nprint(env.process.pid, flush=True)\n"
             "os.kill(env.process.pid, 19)\nos.kill(os.getpid(), 9)")

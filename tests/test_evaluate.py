@@ -122,7 +122,8 @@ def test_the_table_compares_the_tries_that_both_files_hold(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--seeds", "5:1"], ["--seeds", "1999999:2"], ["--out", ""],
-                                   ["--tasks", "enter-txt"], ["--checkpoint", "x"], ["--agent-url", ""]])
+                                   ["--tasks", "enter-txt"], ["--checkpoint", "x"], ["--agent-url", ""],
+                                   ["--hosts", "a/b"]])
 def test_a_mistake_is_one_line(serving, tmp_path, words):
     """Guards: a traceback; tries on training seeds; an empty file that is left behind."""
     said = command("--agent-url", serving(plays).url, "--out", out := tmp_path / "f", *words)

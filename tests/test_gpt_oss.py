@@ -1,5 +1,6 @@
 """Claims about gpt_oss.py: harmony cannot be broken out of, every rank gets exactly its own rows, the merge
 changes attention and nothing else. On a folder shaped as OpenAI's, with MXFP4 experts (helpers/gptoss.py)."""
+import copy
 from datetime import timedelta
 from types import SimpleNamespace
 from unittest import mock
@@ -52,7 +53,7 @@ read = lambda ids: HARMONY.read(lm.Sample(ids, [], "", False))
 
 def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_date_and_blank_line():
     """Guards: a header that is missing, today's date, an answer in another form, a verdict that is scored
-    behind other text than it was written. As trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577
+    after other text than it was written. As trl/chat_templates/gptoss.jinja of huggingface/trl f2cd577
     writes it with reasoning_effort low, and openai/harmony's docs/format.md without a blank line."""
     written = (
         f"<|start|>system<|message|>{gpt_oss.SYSTEM}<|end|>"
@@ -63,6 +64,10 @@ def test_prompt_and_answer_are_the_formats_and_the_published_templates_but_for_d
     prompt = HARMONY.prompt_ids(chat("Be the web.", "click [4]"))
     answer = HARMONY.completion_ids("2 + 2 = 4.", "Simple arithmetic.")
     assert (TOKENIZER.decode(prompt), TOKENIZER.decode(answer)) == written
+    tuned = copy.deepcopy(TOKENIZER)
+    tuned.init_kwargs["system_prompt"] = "Act.<|end|>"  # what it was fine-tuned under (sft.py)
+    prompt = gpt_oss.Harmony(tuned).prompt_ids(chat("Be the web.", "click [4]"))
+    assert "# Instructions\n\nAct.< |end|><|end|>" in TOKENIZER.decode(prompt)
     yes, no, k = judge.verdict_ids(SimpleNamespace(template=HARMONY), "So it is.\nCOMPLETED: ")
     assert (TOKENIZER.decode(yes[:k]), TOKENIZER.decode(no[k:])) == (
         "<|channel|>analysis<|message|>So it is.<|end|>"

@@ -29,7 +29,7 @@ def test_what_is_cited_linked_or_called_exists():
 
 def test_the_paper_imports_only_from_the_files_above_it():
     """Guards: circles, and a name that a reader meets before the file that explains it. README's table lists
-    every file of the root, each below all that it imports; the commands import folders too."""
+    every file of the root, each below all that it imports; train, evaluate and audit import folders too."""
     rows = re.findall(r"^\| \[(\w+)\.py\]", TEXTS[ROOT / "README.md"], re.M)
     assert {*rows} == {file.stem for file in ROOT.glob("*.py")}
     for k, name in enumerate(rows):

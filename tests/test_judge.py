@@ -56,7 +56,7 @@ def test_a_verdict_is_read_in_its_place_in_the_judges_own_text_alone(scripted, t
 def test_a_reward_model_learns_outcomes_and_other_goals_and_is_read_where_it_learned(model):
     """Guards: a success learned as a failure under its own words (two episodes share a goal); an episode that
     ran out of steps; a goal of another task; another prompt or place; YES rarer than wrong goals. A verdict
-    that is sampled first, or read behind reasons that a reward model never writes; words that are swapped."""
+    that is sampled first, or read after reasons that a reward model never writes; words that are swapped."""
     once, never = ["click [1]", "click [2]"], ["click [2]"]
     played = [recorded(once, goal="Once."), recorded(never, goal="Never."), recorded(once, goal="Once."),
               recorded(["stop [x]"], reward=0, goal="Up."), recorded(never, task="alone", goal="I."),

@@ -205,7 +205,7 @@ def test_a_chat_has_the_system_prompt_of_the_models_training_and_one_date_every_
     words.chat_template = ("{{ date_string or strftime_now('%d %b %Y') }}"
                            "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}")
     words.init_kwargs["system_prompt"] = "Act <|end|>."
-    for saved in (lambda: words, lambda: lm.load_tokenizer(tmp_path)):  # and by the program behind it
+    for saved in (lambda: words, lambda: lm.load_tokenizer(tmp_path)):  # and by the program after it
         saved().save_pretrained(tmp_path)
     chat = [{"role": "system", "content": "Long and general."}, {"role": "user", "content": "click?"}]
     prompt = lm.Template(lm.load_tokenizer(tmp_path)).prompt_ids(chat)
@@ -224,8 +224,8 @@ def test_a_save_is_the_model_in_bf16_and_killed_or_without_space_leaves_a_whole_
 
     lm.save(model, folder)
     for place, name, call, at, saved in ((PreTrainedTokenizerBase, "save_pretrained", 1, folder, model),
-                                       (Path, "rename", 2, tmp_path / "m.replaced", model),
-                                       (shutil, "rmtree", 3, folder, newer)):
+                                         (Path, "rename", 2, tmp_path / "m.replaced", model),
+                                         (shutil, "rmtree", 3, folder, newer)):
         shot(lambda: lm.save(newer, folder), place, name, call)
         holds(at, saved)
     with full_disk(9000), pytest.raises(UserError, match=f"^{folder} cannot be written .*Make room"):

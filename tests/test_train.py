@@ -118,7 +118,7 @@ def left(config: Train) -> tuple:
 def test_a_run_that_dies_again_and_again_is_bit_for_bit_the_run_that_does_not(taught, tmp_path):
     """Guards NOTES 5.13: seeds that depend on the process, an optimizer that begins anew, half a checkpoint,
     lines that stand twice or are cut in half; nan in all weights. Real processes, real kill -9: in the first
-    dreams; before a checkpoint; between two GSPO steps behind it, where a gradient is then nan once; while
+    dreams; before a checkpoint; between two GSPO steps after it, where a gradient is then nan once; while
     the second checkpoint is written; before the policy is."""
     config, steps = small(tmp_path, taught), itertools.count()
     work = lambda loss=gspo.gspo_coefficients: train.train(config, env=CountingPages(), loss=loss)
