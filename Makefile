@@ -55,8 +55,8 @@ $(R)/dream.jsonl: $(R)/dream/config.json
 look: | chromium
 	rm -rf runs/look
 	$(PY) lm.py runs/smollm2
-	$(PY) -c "from gpt_oss import merge; merge('runs/smollm2', 'weights/sft', 'runs/look/sft'); \
-	  merge('runs/look/sft', 'weights/trained', 'runs/look/trained')"
+	$(PY) -c "from gpt_oss import merge; [merge(f'runs/{base}', f'weights/{name}', f'runs/look/{name}') for base, name in \
+	  (('smollm2', 'sft'), ('look/sft', 'trained'), ('smollm2', 'world_model'), ('look/sft', 'reward_model'))]"
 	for p in sft trained; do $(PY) evaluate.py --checkpoint runs/look/$$p --seeds 2600000:3 --tasks laptop --keep-pages \
 	  --out runs/look/$$p.jsonl && $(PY) report.py runs/look/$$p.jsonl || exit 1; done
 	@$(PY) evaluate.py --table runs/look/sft.jsonl runs/look/trained.jsonl

@@ -14,7 +14,7 @@ def test_what_is_cited_linked_or_called_exists():
     """Guards: a reason that nobody can look up (NOTES 4.3, 4.4 stand in docs/notes.md), dead links, commands
     that are gone, adapters that change nothing."""
     states = [load_file(file) for file in ROOT.glob("weights/*/*.safetensors")]  # of make look
-    assert len(states) == 2 and all(half.any() for state in states for half in state.values())
+    assert len(states) == 4 and all(half.any() for state in states for half in state.values())
     known = {*re.findall(r"^- \*\*(\d+\.\d+) ", TEXTS[ROOT / "docs/notes.md"], re.M)}
     for file, text in TEXTS.items():
         for cited in re.findall(r"\bNOTES[\s#]+(\d+\.\d+(?:[\s#]*(?:,|-|to|and)[\s#]*\d+\.\d+)*)", text):
