@@ -17,7 +17,7 @@ Shapes: K rollouts of a batch that are learned from; B of a minibatch; N complet
 
 What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the update has is left out):
     update                  its number, from 0; in the last line, how many there were
-    real_success            share of short episodes won on real pages of dev seeds, greedy. Believe this one
+    real_success            share of dev seeds' real pages won, greedy, in evaluate_horizon steps. Believe it
     dream_success           share of dreams that the judge passes. Where it rises alone, the judge is fooled
     real_train_success      the same of real pages that are learned from, sampled
     groups                  each group's task, and whether it had a signal: rewards that differ
@@ -26,7 +26,7 @@ What a line of OUT.run/metrics.jsonl has (shares are of 1; what nothing in the u
     discarded               rollouts that nobody could read or imagine, by cause (NOTES 3.7)
     truncated, no_action    shares of own rollouts that ran out of steps; whose last text was no action
     turns, turn_tokens, entropy                 of own rollouts: means; -log p of sampled tokens, nats
-    sampler_gap             mean |sampled - scored log-prob|: .02 in bf16, .2 where a sync failed (NOTES 5.9)
+    sampler_gap             mean |sampled - scored log-prob|: .01 to .02 in bf16, .2: sync failed (NOTES 5.9)
     clip_frac               share of rollouts that the clip leaves out, over the minibatches
     ratio_mean, ratio_max, abs_log_ratio        s_i of Eq. 7; mean |log s_i| before any clip
     grad_norm               before its clip

@@ -162,9 +162,9 @@ REPLAY = 2  # most replayed turns for each new one (sec. 2.1; process_data.py:41
 
 def remember(buffer: dict[tuple, Rollout], tries: Sequence[Rollout]) -> None:
     """Put successes in the buffer: the last of each task. Another policy sampled them: no log-probs."""
-    for start, turns in ((rollout.start, rollout.turns) for rollout in tries):
-        buffer[start.task, start.seed, start.goal] = Rollout(
-            start, turns=[turn._replace(logps=[]) for turn in turns], expert=True)
+    for rollout in tries:
+        start, turns = rollout.start, [turn._replace(logps=[]) for turn in rollout.turns]
+        buffer[start.task, start.seed, start.goal] = Rollout(start, turns=turns, expert=True)
 
 
 def mean_logps(model: lm.LM, turns: Sequence[Turn], tokens: int) -> Tensor:

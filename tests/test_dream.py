@@ -123,9 +123,10 @@ def test_a_batchs_rollouts_groups_and_metrics_agree_and_a_real_page_pays_by_itse
     try, which samples what failed. a: two of four succeed, and one does nothing; b: two succeed, two are
     spoiled on page 7; c: steps run out, or experts. On real pages d: page 4 pays; e: page 41 hangs."""
     spoiled = lambda prompt: "nonsense" if count(prompt) == 7 else counted(prompt)
-    stop, done, on = act("stop [x]"), act("click [2]"), act("click [1]")
-    says = {0: [done, stop, done, "?"], 6: [done, done, on, on], 2: [on, stop, on, on]}
-    agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else on
+    stop, done, further = act("stop [x]"), act("click [2]"), act("click [1]")
+    says = {0: [done, stop, done, "?"], 6: [done, done, further, further],
+            2: [further, stop, further, further]}
+    agent = lambda prompt: says[count(prompt)].pop(0) if count(prompt) in says else further
     judged = lambda prompt: f"so.\nCOMPLETED: {'NO' if 'stop [x]' in prompt else 'YES'}"
     rows = [(start(0, "a"), None), (start(6, "b"), None), (start(30, "c"), expert(30, "c")),
             (start(2, "d"), None), (start(40, "e"), None)]

@@ -26,8 +26,7 @@ import envs
 import evaluate
 import lm
 from config import Benchmark, UserError
-from data import Action, bids, parse_action
-from data import Start as start
+from data import Action, Start, bids, parse_action
 from envs import browsergym, explore, infinity
 from envs.browsergym import Failed
 from policy import Invalid
@@ -58,7 +57,7 @@ def play(env, begin, *actions):
 
 
 def first(env, *begin):
-    return play(env, start(*begin))[0][0].page
+    return play(env, Start(*begin))[0][0].page
 
 
 def made(benchmark):
@@ -84,11 +83,11 @@ def ours():
 
 def test_it_keeps_the_promises_of_an_environment(miniwob):
     """Guards: a rollout that has to know more than reset and step; a prefix that is not run, or ends it."""
-    check_env(miniwob, start("choose-list", 7), "scroll [down]")
+    check_env(miniwob, Start("choose-list", 7), "scroll [down]")
     filled = str(on(first(miniwob, "enter-text", 7), "type 'textbox' [tea] [0]"))
-    assert "value='tea'" in play(miniwob, replace(start("enter-text", 7), prefix=(filled,)))[0][0].page
+    assert "value='tea'" in play(miniwob, replace(Start("enter-text", 7), prefix=(filled,)))[0][0].page
     with pytest.raises(Invalid, match="browser: failed: enter-text: .* prefix"):
-        play(miniwob, replace(start("enter-text", 7), prefix=("stop [x]",)))
+        play(miniwob, replace(Start("enter-text", 7), prefix=("stop [x]",)))
 
 
 def test_pages_errors_and_rewards_are_those_that_were_recorded(miniwob):
@@ -98,7 +97,7 @@ def test_pages_errors_and_rewards_are_those_that_were_recorded(miniwob):
         rows = [row for row in map(json.loads, file) if row["seed"] < 3]  # 3 may click a list: it opens
     assert len(rows) == 27
     for row in rows:
-        seen, *end = play(miniwob, start(row["task"], row["seed"]), *row["actions"])
+        seen, *end = play(miniwob, Start(row["task"], row["seed"]), *row["actions"])
         assert ([obs.page for obs in seen], seen[0].goal) == (row["pages"], row["goal"]), row["task"]
         assert [obs.error for obs in seen[1:]] == row["errors"]
         assert end == [row["reward"], row["terminated"]]
@@ -110,8 +109,8 @@ def test_a_page_begins_again_to_the_same_bytes_whatever_ran_before(miniwob):
     look = ("press [Tab]", "press [Tab]", "scroll [down]")
     with made(Benchmark()) as fresh:
         for task in ("click-checkboxes", "click-menu", "enter-text", "navigate-tree"):
-            play(miniwob, start(task, 1), "press [Tab]", f"click [{bids(first(miniwob, task, 1))[0]}]")
-            assert play(miniwob, start(task, 2), *look)[0] == play(fresh, start(task, 2), *look)[0], task
+            play(miniwob, Start(task, 1), "press [Tab]", f"click [{bids(first(miniwob, task, 1))[0]}]")
+            assert play(miniwob, Start(task, 2), *look)[0] == play(fresh, Start(task, 2), *look)[0], task
 
 
 # ---- actions on pages of our own ---------------------------------------------------------------------------
@@ -180,7 +179,7 @@ def test_an_action_does_what_a_person_can_do_or_says_why_not(ours, page, actions
     """Guards: events by script, which sites that look at isTrusted ignore; a click at the centre of an open
     folder, or through a cover; a page that waits for a person; text after what was there, past maxlength, or
     taken for code; dates that become others without a word; options that no person could choose."""
-    *seen, last, after = play(ours, start(page), *actions, "scroll [up]")[0]
+    *seen, last, after = play(ours, Start(page), *actions, "scroll [up]")[0]
     assert shows in last.page and refused in last.error and {obs.error for obs in (*seen, after)} == {""}
     assert last.page == seen[-1].page if refused else last.error == ""
 
@@ -188,7 +187,7 @@ def test_an_action_does_what_a_person_can_do_or_says_why_not(ours, page, actions
 def test_what_can_be_clicked_has_a_line_and_keeps_its_id_and_no_page_forges_one(ours):
     """Guards: controls without a role that nobody can name; an id that a tooltip takes away; an attribute
     `bid`, which makes BrowserGym raise, or makes a line of the page's own."""
-    (before, after, _), reward, _ = play(ours, start("tip", 1), "hover 'Pay'", "click 'Pay'")
+    (before, after, _), reward, _ = play(ours, Start("tip", 1), "hover 'Pay'", "click 'Pay'")
     assert reward == 1.0 and "generic, clickable, visible" in after.page and "\n[8" not in after.page
     assert on(before.page, "click 'Pay'") == on(after.page, "click 'Pay'")
     assert before.page.count("] ") == len({*bids(before.page)}) and "clickable" not in first(ours, "tip", 0)
@@ -222,13 +221,13 @@ def test_what_hangs_or_dies_is_no_failure_of_the_agent_and_ends_alone(ours, mini
         ended.append(ours)
 
     async def going_on():
-        await miniwob.reset(start("click-test", 1))
+        await miniwob.reset(Start("click-test", 1))
         ended.append(miniwob)
 
     lm.together([failing(), going_on()])
     assert (victim or ended[0] is miniwob) and len(left) > 4 and not psutil.wait_procs(left, 20)[1]
     monkeypatch.undo()
-    assert play(ours, start("hang"), "click 'Win'")[1] == 1.0
+    assert play(ours, Start("hang"), "click 'Win'")[1] == 1.0
 
 
 def test_without_a_chromium_the_run_ends_and_says_what_to_install(monkeypatch):
@@ -303,7 +302,7 @@ def test_a_hostile_page_reaches_no_host_that_was_not_given(site, tmp_path, allow
             obs, *_ = run(env.step(Action("goto", text=address)))
             assert "root:" not in obs.page and (address[:4] == "http" or "starts with http" in obs.error)
         for name in (*LINKS, "Send"):
-            obs = play(env, start("/leave"), f"click '{name}'")[0][-1]
+            obs = play(env, Start("/leave"), f"click '{name}'")[0][-1]
             assert not re.search("root:|Text 'stranger", obs.page) or name == "Leave" and allowed, name
         missed = (REACHED | {"/goto", "/link", "/form?"}) - {*other.asked}
         assert not (missed if allowed else other.connections)
@@ -334,7 +333,7 @@ def test_a_page_is_served_its_own_files_alone(tmp_path):
             app = infinity.Application(row | {"root": root}, 1.0)
             assert found(app, f"http://notes.infinity/{path}") == {"status": 404}, path
     assert found(app, "http://gmail.infinity/index.html") is None
-    pages = browsergym.MiniWoB(start("enter-text"))
+    pages = browsergym.MiniWoB(Start("enter-text"))
     for url in ("http://miniwob//etc/passwd", "http://miniwob/../../__init__.py", "http://b/enter-text.html"):
         assert found(pages, url) is None
 
@@ -352,10 +351,10 @@ def test_an_application_is_played_and_its_verifier_pays_for_the_state():
                 ("h1", ["click 'Settings'", "click 'Dark'", "type 'Title' [Call Bob] [0]", "click 'Add'",
                         "stop []"], (1.0, True)),
                 ("e1", ["click 'Holiday'", *["press [a]"] * 48], (0.0, False))):
-            assert play(env, start(f"notes/task_{task}"), *texts)[1:] == end, texts
+            assert play(env, Start(f"notes/task_{task}"), *texts)[1:] == end, texts
         assert run(env.step(parse_action("press [a]")))[1:3] == (1.0, True), "the 50th: however it ends"
         assert first(env, "notes/task_e1") == page
-        assert "Taxes" not in play(env, start("notes/task_e1"), "type 'Search' [Rome] [0]")[0][1].page
+        assert "Taxes" not in play(env, Start("notes/task_e1"), "type 'Search' [Rome] [0]")[0][1].page
 
 
 @pytest.mark.parametrize("source, says", [
@@ -377,7 +376,7 @@ def test_real_applications_are_played_by_hand_right_and_wrong():
         for row in json.loads((REAL / "solutions.json").read_text()):
             steps = [step.replace("the first ", "").replace("the last ", "-1") for step in row["steps"]]
             steps = [re.sub(r"(-1)?(\w+) ('.*?')", r"\1'(?:StaticText|\2) \3'", step) for step in steps]
-            seen, *end = play(env, start(row["task"]), *steps)
+            seen, *end = play(env, Start(row["task"]), *steps)
             assert end == [row["reward"], True] and {obs.error for obs in seen} == {""}, row
 
 
@@ -390,7 +389,7 @@ def test_a_live_page_is_played_in_tabs_and_frames_of_other_sites(site, tmp_path)
              + frame, "/b": "<title>B</title><p>two", "/never": lambda: time.sleep(30) or "",
              "/429": (429, "slow")}
     with made(live(tmp_path, site, pages, hosts=(f"localhost:{site.other.server_port}",))) as env:
-        seen, *_ = play(env, start("/a"), "click 'New'", "tab_focus [0]", "click 'On'", "go_back", "new_tab",
+        seen, *_ = play(env, Start("/a"), "click 'New'", "tab_focus [0]", "click 'On'", "go_back", "new_tab",
                         "close_tab", "tab_focus [7]", f"goto [127.0.0.1:{site.server_port}/b]")
         with pytest.raises(Invalid, match="browser: failed: /429: Failed: .* HTTP 429"):
             first(env, "/429")
@@ -415,10 +414,10 @@ def test_a_judge_set_up_wrongly_stops_the_run_and_no_verdict_is_no_failure_of_th
     with made(benchmark) as env:
         for says[0] in ("I cannot tell", "SUCCESS, or so\nNOT A SUCCESS"):
             with pytest.raises(Invalid, match="judge: failed: no verdict"):
-                play(env, start("/t"), stop)
+                play(env, Start("/t"), stop)
         for says[0], reward in (("SUCCESS?\nNOT SUCCESS", 0.0), ("Fine.\n**SUCCESS**", 1.0)):
-            assert play(env, start("/t"), stop)[1:] == (reward, True)
-        assert play(env, start("/t"), "stop []")[1:] == (0.0, True), "no answer is no success"
+            assert play(env, Start("/t"), stop)[1:] == (reward, True)
+        assert play(env, Start("/t"), "stop []")[1:] == (0.0, True), "no answer is no success"
     text = judge.asked[-1]["messages"][1]["content"]
     assert text.startswith("TASK: Do it.\nANSWER: 3.50< |end|>\\nTASK: nothing\n")
     assert "\n| RootWebArea 'Tea'" in text
@@ -463,7 +462,7 @@ def test_tasks_of_webarena_are_checked_as_by_the_packages(tmp_path, monkeypatch)
             for task, text, end in tries:
                 with pytest.raises(Invalid, match="Failed: not verified") if end is Invalid else (
                         contextlib.nullcontext()):
-                    assert play(pages.envs[0], start(f"{benchmark}.{task}"), text)[1:] == end, text
+                    assert play(pages.envs[0], Start(f"{benchmark}.{task}"), text)[1:] == end, text
     assert len(judge.asked) == 2, "for task 8's two answers"
 
 
@@ -497,7 +496,7 @@ def test_no_task_of_a_benchmark_is_both_learned_from_and_evaluated():
                  for side in (data.TRAINING, data.HELD_OUT)]
         assert not sides[0] & sides[1] and sides[0] | sides[1] == {*pages.tasks} and all(sides)
         assert {begin.task for begin in pages.dev_starts("1000000:9", ())} == sides[1]
-        known = [(start("click-test"), None), (start("order"), None)]
-        assert miniwob.dev_starts("1000000:2", known) == [start("click-test", 10**6 + k) for k in range(2)]
+        known = [(Start("click-test"), None), (Start("order"), None)]
+        assert miniwob.dev_starts("1000000:2", known) == [Start("click-test", 10**6 + k) for k in range(2)]
         with pytest.raises(UserError, match="hand in your env"):
             miniwob.dev_starts("1000000:2", known[1:])

@@ -15,9 +15,10 @@ from helpers.scores import own_logits, pairs_of, texts
 from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+import distributed
 import lm
 import sft
-from config import SFT
+from config import SFT, UserError
 
 flat = lambda tensors: torch.cat([tensor.flatten() for tensor in tensors])
 close = lambda a, b: torch.allclose(a, b, rtol=1e-4, atol=1e-6)
@@ -68,6 +69,16 @@ def test_each_model_learns_from_its_own_trajectories(config, model):
     assert len(words("world_model")) == 12 and sorted(words("reward_model")) == [" NO"] * 5 + [" YES"] * 3
     assert sft.tokenised("reward_model", config)[1]["dropped: of tasks that were not played"] == 1
     assert len(sft.tokenised("policy", replace(config, per_task=1))[0]) == 4
+
+
+def test_settings_that_learn_nothing_or_let_ranks_idle_are_refused(config, model, monkeypatch):
+    """Guards: a run of hours that learns nothing, or waits for two GPUs of eight."""
+    for name in ("epochs", "tokens", "microbatches", "checkpoint_every"):
+        with pytest.raises(UserError, match="give more than 0"):
+            replace(config, **{name: 0})
+    monkeypatch.setattr(distributed, "world_size", lambda: 8)
+    with pytest.raises(UserError, match="of 8 ranks some would always idle"):
+        sft.fit(model, [], replace(config, microbatches=6))
 
 
 def test_killed_at_any_moment_the_same_command_leaves_what_a_run_leaves_that_nobody_killed(config, tmp_path):

@@ -111,11 +111,12 @@ def test_engine_and_server_are_the_trainers_own_sampler(sampler, model, prompts)
         assert gap(model, prompts * 4, found, temperature) < 1e-4
         alone = run(sampler.generate(prompts[3], 8, temperature, 3))
         assert alone.ids == found[3].ids[:8], "whoever is beside it"
-    ours, theirs = (samples(it, prompts, 12, 0.0) for it in (lm.Batched(model), sampler))
+    ours, theirs = (samples(agent, prompts, 12, 0.0) for agent in (lm.Batched(model), sampler))
     assert [(a.ids, a.text, a.truncated) for a in ours] == [(a.ids, a.text, a.truncated) for a in theirs]
     assert gap(model, prompts, theirs, 1.0) < 1e-4
     pairs = [(prompt, 10 + k, 400 + k) for k, prompt in enumerate(prompts)]
-    ours, theirs = (lm.together(it.margin(*pair) for pair in pairs) for it in (lm.Batched(model), sampler))
+    ours, theirs = (lm.together(agent.margin(*pair) for pair in pairs)
+                    for agent in (lm.Batched(model), sampler))
     assert theirs == pytest.approx(ours, abs=1e-4)
 
 
